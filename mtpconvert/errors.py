@@ -1,0 +1,82 @@
+"""Everything that can stop a command, as one tree; each class carries the exit code that scripts rely on.
+
+    MtpConvertError
+    ├── UsageError                2   wrong usage; also: the target exists
+    ├── MappingError              3   a mapping file is wrong
+    │   └── NotABijectionError    4   its expansion does not cover both sides exactly once
+    ├── ConfigError               5   config.json or Megatron arguments: missing, contradictory, of unknown meaning
+    ├── CheckpointError           6   unreadable or refused checkpoint
+    │   └── IncompleteError       7   a file or a tensor's bytes are missing
+    ├── UnmappedTensorError       8   a tensor that nothing maps, or that a row needs and is not there
+    ├── MtpLostError              9   MTP layers would be lost or invented
+    ├── NotRepresentableError    10   the other side has no place for it
+    └── TargetError              11   the target cannot be written: no space, no permission, a failing disk
+
+Exit code 1 is the auditor's: it found something. A finding is a value, never an exception.
+"""
+
+
+class MtpConvertError(Exception):
+    """``what`` went wrong, ``where`` (tensor, file, config key) and the ``next_step`` for a person to take."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.next_step = next_step
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where is not None:
+            lines.append(f"  where: {self.where}")
+        if self.next_step is not None:
+            lines.append(f"  next:  {self.next_step}")
+        return "\n".join(lines)
+
+
+class UsageError(MtpConvertError):
+    exit_code = 2
+
+
+class MappingError(MtpConvertError):
+    exit_code = 3
+
+
+class NotABijectionError(MappingError):
+    exit_code = 4
+
+
+class ConfigError(MtpConvertError):
+    exit_code = 5
+
+
+class CheckpointError(MtpConvertError):
+    exit_code = 6
+
+
+class IncompleteError(CheckpointError):
+    exit_code = 7
+
+
+class UnmappedTensorError(MtpConvertError):
+    exit_code = 8
+
+
+class MtpLostError(MtpConvertError):
+    exit_code = 9
+
+
+class NotRepresentableError(MtpConvertError):
+    exit_code = 10
+
+
+class TargetError(MtpConvertError):
+    exit_code = 11
+
+
+def some(names: list[str], limit: int = 5) -> str:
+    """The first ``limit`` of ``names`` for a message, and how many more there are."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
