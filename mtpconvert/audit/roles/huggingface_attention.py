@@ -1,0 +1,103 @@
+"""What the numbers of transformers' attention modules mean: grouped-query attention and latent attention (MLA).
+
+Sources (transformers 5.24.0, models/): qwen3/modeling_qwen3.py, qwen2/modeling_qwen2.py, llama/modeling_llama.py and
+mistral/modeling_mistral.py, ``*Attention.__init__`` and ``.forward``; deepseek_v3/modeling_deepseek_v3.py,
+``DeepseekV3Attention.__init__``, ``.forward``, ``.expand_kv`` and ``apply_rotary_pos_emb_interleave``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from mtpconvert.audit.roles.algebra import Placement
+from mtpconvert.audit.roles.huggingface_site import Piece, Settings, Site
+from mtpconvert.errors import ConfigError, NotRepresentableError
+
+Module = Callable[[Site], Iterator[Placement]]
+
+
+def switched_on(settings: Settings, bias: bool | str) -> bool:
+    """``bias`` as a family's table says it: fixed by the modelling code, or the config key that decides."""
+    return settings.flag(bias) if isinstance(bias, str) else bias
+
+
+def grouped_query(*, qkv_bias: bool | str, out_bias: bool | str, qk_norm: bool) -> Module:
+    """q, k, v rows are (head, dim) by ``.view(*shape, -1, head_dim)``; o columns are (head, dim) by ``.reshape``.
+
+    Query head h reads key/value head h // (heads / kv_heads): ``repeat_kv`` is a ``repeat_interleave`` of heads.
+    """
+
+    def place(site: Site) -> Iterator[Placement]:
+        settings = site.settings
+        hidden, heads = settings.count("hidden_size"), settings.count("num_attention_heads")
+        kv_heads = settings.optional("num_key_value_heads")
+        kv_heads = heads if kv_heads is None else kv_heads
+        if not heads or not kv_heads or heads % kv_heads:
+            raise ConfigError(
+                f"{heads} query heads cannot share {kv_heads} key/value heads evenly",
+                where="config.json: num_attention_heads, num_key_value_heads",
+            )
+        head_dim = settings.optional("head_dim")
+        head_dim = hidden // heads if head_dim is None else head_dim
+
+        for letter, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            rows = (count, head_dim)
+            yield site.whole(f"self_attn.{letter}_proj.weight", f"attn.{letter}", (rows, (hidden,)))
+            if switched_on(settings, qkv_bias):
+                yield site.whole(f"self_attn.{letter}_proj.bias", f"attn.{letter}.bias", (rows,))
+        if qk_norm:
+            yield site.whole("self_attn.q_norm.weight", "attn.q_norm", ((head_dim,),))
+            yield site.whole("self_attn.k_norm.weight", "attn.k_norm", ((head_dim,),))
+        yield site.whole("self_attn.o_proj.weight", "attn.out", ((hidden,), (heads, head_dim)))
+        if switched_on(settings, out_bias):
+            yield site.whole("self_attn.o_proj.bias", "attn.out.bias", ((hidden,),))
+
+    return place
+
+
+def latent(site: Site) -> Iterator[Placement]:
+    """Each query head's rows are [nope, rope]; each head's rows of kv_b are [key nope, value]; kv_a's [latent, rope].
+
+    Raises NotRepresentableError for ``attention_bias``: the biases of the down projections have no role.
+    """
+    settings = site.settings
+    if settings.flag("attention_bias"):
+        raise NotRepresentableError(
+            "latent attention with biases on its down projections is not known to the auditor",
+            where="config.json: attention_bias",
+            next_step="audit the tensors byte by byte against another Hugging Face directory",
+        )
+    hidden, heads = settings.count("hidden_size"), settings.count("num_attention_heads")
+    nope, rope = settings.count("qk_nope_head_dim"), settings.count("qk_rope_head_dim")
+    value, kv_rank = settings.count("v_head_dim"), settings.count("kv_lora_rank")
+    q_rank = settings.optional("q_lora_rank")
+    interleaved = settings.flag("rope_interleave")
+
+    def query(role: str) -> list[Piece]:
+        return [Piece(f"{role}.nope", nope), *_rotary(f"{role}.rope", rope, interleaved)]
+
+    q_rows = (heads, nope + rope)
+    if q_rank is None:
+        yield from site.split("self_attn.q_proj.weight", (q_rows, (hidden,)), 1, query("mla.q"))
+    else:
+        yield site.whole("self_attn.q_a_proj.weight", "mla.q_down", ((q_rank,), (hidden,)))
+        yield site.whole("self_attn.q_a_layernorm.weight", "mla.q_down_norm", ((q_rank,),))
+        yield from site.split("self_attn.q_b_proj.weight", (q_rows, (q_rank,)), 1, query("mla.q_up"))
+
+    down = [Piece("mla.kv_down.latent", kv_rank), *_rotary("mla.kv_down.rope", rope, interleaved)]
+    yield from site.split("self_attn.kv_a_proj_with_mqa.weight", ((kv_rank + rope,), (hidden,)), 0, down)
+    yield site.whole("self_attn.kv_a_layernorm.weight", "mla.kv_norm", ((kv_rank,),))
+    up = [Piece("mla.kv_up.k", nope), Piece("mla.kv_up.v", value)]
+    yield from site.split("self_attn.kv_b_proj.weight", ((heads, nope + value), (kv_rank,)), 1, up)
+    yield site.whole("self_attn.o_proj.weight", "attn.out", ((hidden,), (heads, value)))
+
+
+def _rotary(role: str, rope: int, interleaved: bool) -> list[Piece]:
+    """The rotary rows as stored, in terms of dims of which 2p and 2p + 1 are turned together, by frequency p.
+
+    ``rope_interleave`` true stores them so; false stores all first members of the pairs, then all second ones
+    (``rotate_half``), and each row then stands for a dim elsewhere.
+    """
+    if interleaved:
+        return [Piece(role, rope)]
+    return [Piece(role, 1, 2 * pair + member, rope) for member in (0, 1) for pair in range(rope // 2)]

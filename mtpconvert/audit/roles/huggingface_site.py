@@ -1,0 +1,138 @@
+"""What the modules of the Hugging Face half stand on: config keys with transformers' defaults, and placements by name.
+
+Units: every length is a count of elements. Nothing here knows a family or a tensor name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+from mtpconvert.audit.roles.algebra import Placement, Role
+from mtpconvert.errors import ConfigError
+from mtpconvert.tensors import Block, Box, Inventory, Shape
+
+Default = int | bool | None
+# For each axis of a tensor, the lengths it is read as: a reshape, the first varies slowest.
+Axes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A parsed ``config.json`` read with the defaults of its transformers config class.
+
+    ``aliases`` maps the key that files carry to the other spelling that the class accepts (its ``attribute_map``).
+    """
+
+    config: Mapping[str, Any]
+    defaults: Mapping[str, Default]
+    aliases: Mapping[str, str]
+
+    def raw(self, key: str) -> Any:
+        """The value as the file has it, or the class's default; raises ConfigError when two spellings disagree."""
+        spellings = [name for name in (key, self.aliases.get(key)) if name is not None and name in self.config]
+        values = [self.config[name] for name in spellings]
+        if len(values) == 2 and values[0] != values[1]:
+            raise ConfigError(
+                f"{spellings[0]} is {values[0]} and {spellings[1]} is {values[1]}, yet both name the same count",
+                where=f"config.json: {spellings[0]}, {spellings[1]}",
+                next_step="keep one of the two keys",
+            )
+        return values[0] if values else self.defaults[key]
+
+    def count(self, key: str) -> int:
+        """A whole number of at least zero; raises ConfigError for anything else, null included."""
+        value = self.raw(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ConfigError(
+                f"{key} is {value!r}, not a whole number of at least zero",
+                where=f"config.json: {key}",
+                next_step=f"write {key} as the model was built",
+            )
+        return value
+
+    def optional(self, key: str) -> int | None:
+        """As ``count``, where null has a meaning of its own."""
+        return None if self.raw(key) is None else self.count(key)
+
+    def flag(self, key: str) -> bool:
+        """True or false; raises ConfigError for anything else but null, which transformers reads as false."""
+        value = self.raw(key)
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(
+                f"{key} is {value!r}, neither true nor false",
+                where=f"config.json: {key}",
+                next_step=f"write {key} as true or false",
+            )
+        return bool(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """``length`` elements along one axis that hold ``[start, start + length)`` of an axis ``of`` elements long.
+
+    ``of`` None: the piece is the whole of that axis of the role.
+    """
+
+    role: str
+    length: int
+    start: int = 0
+    of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a module stands: its place among the roles, the prefix of its tensors, the config, and what is on disk."""
+
+    place: str
+    prefix: str
+    settings: Settings
+    inventory: Inventory
+
+    def of_model(self) -> Site:
+        """The same tensors, holding roles of the model as a whole."""
+        return replace(self, place="")
+
+    def has(self, tensor: str) -> bool:
+        return self.prefix + tensor in self.inventory
+
+    def whole(self, tensor: str, role: str, axes: Axes, *, copy: bool = False) -> Placement:
+        """All of ``tensor``, read as ``axes``, is all of ``role``."""
+        shape, grid, box = _read(axes)
+        block = Block(self.prefix + tensor, shape, grid, box)
+        return Placement(Role(self.place, role, grid), box, block, copy=copy)
+
+    def member(self, tensor: str, role: str, axes: Axes, index: int, count: int) -> Placement:
+        """All of ``tensor`` is entry ``index`` of ``count`` along the first axis of ``role``."""
+        shape, grid, box = _read(axes)
+        block = Block(self.prefix + tensor, shape, grid, box)
+        return Placement(Role(self.place, role, (count, *grid)), ((index, index + 1), *box), block)
+
+    def split(self, tensor: str, axes: Axes, axis: int, pieces: list[Piece]) -> Iterator[Placement]:
+        """``pieces``, one after the other, are cut from ``axis`` (counted in the reading ``axes``) of ``tensor``.
+
+        Raises ConfigError when the pieces do not add up to the axis (the config contradicts itself).
+        """
+        shape, grid, whole = _read(axes)
+        stops = list(accumulate(piece.length for piece in pieces))
+        if stops[-1] != grid[axis]:
+            raise ConfigError(
+                f"parts of {stops[-1]} in all cannot fill an axis of {grid[axis]}", where=self.prefix + tensor
+            )
+        for piece, stop in zip(pieces, stops, strict=True):
+            box = (*whole[:axis], (stop - piece.length, stop), *whole[axis + 1 :])
+            part = (*whole[:axis], (piece.start, piece.start + piece.length), *whole[axis + 1 :])
+            extent = piece.length if piece.of is None else piece.of
+            role = Role(self.place, piece.role, (*grid[:axis], extent, *grid[axis + 1 :]))
+            yield Placement(role, part, Block(self.prefix + tensor, shape, grid, box))
+
+
+@cache
+def _read(axes: Axes) -> tuple[Shape, Shape, Box]:
+    """The shape of a tensor that is read as ``axes``, its grid, and the box that is all of it."""
+    grid = tuple(length for parts in axes for length in parts)
+    return tuple(prod(parts) for parts in axes), grid, tuple((0, length) for length in grid)
