@@ -1,4 +1,4 @@
-"""The tiny checkpoints against transformers itself: names, shapes, dtypes, config fields; and what their bytes promise."""
+"""The tiny checkpoints against transformers itself: names, shapes, dtypes, config; and what their bytes promise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAMILIES = sorted(CONFIGS)
 
 
 def is_mtp(name: str) -> bool:
-    return name.startswith("model.layers.3.") or name.startswith("model.layers.4.")
+    return name.startswith(("model.layers.3.", "model.layers.4."))
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])

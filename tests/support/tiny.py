@@ -92,7 +92,7 @@ def write_tiny(
 def write_safetensors(
     path: Path,
     tensors: Mapping[str, tuple[str, Shape, bytes]],
-    metadata: Mapping[str, str] | None = {"format": "pt"},  # noqa: B006  never changed
+    metadata: Mapping[str, str] | None = {"format": "pt"},
 ) -> None:
     """Write one file with ``tensors`` (name -> dtype, shape, bytes) in the order given, header padded to 8 bytes."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}

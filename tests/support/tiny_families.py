@@ -194,7 +194,7 @@ def _mtp_extras(c: Config, *, copies: bool) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"enorm.weight": (hidden,), "hnorm.weight": (hidden,)}
     shapes |= {"eh_proj.weight": (hidden, 2 * hidden), "shared_head.norm.weight": (hidden,)}
     if copies:
-        shapes |= {name: (c["vocab_size"], hidden) for name in ("embed_tokens.weight", "shared_head.head.weight")}
+        shapes |= dict.fromkeys(("embed_tokens.weight", "shared_head.head.weight"), (c["vocab_size"], hidden))
     return shapes
 
 
