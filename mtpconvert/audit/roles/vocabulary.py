@@ -9,6 +9,8 @@ ROLES: dict[str, tuple[tuple[str, ...], str]] = {
     "embedding": (("token", "column"), "vector that enters the first layer for a token"),
     "head": (("token", "column"), "row that gives a token's logit"),
     "final_norm": (("column",), "scale of the norm after the last trunk layer"),
+    # rows that no token has; the place is "embedding" or "head". Only Megatron holds any; worth a word if non-zero
+    "padding": (("token", "column"), "rows after the last token of the vocabulary"),
     # grouped-query attention; query head h reads key/value head h // (heads / kv_heads)
     "attn.input_norm": (("column",), "scale of the norm before attention"),
     "attn.q": (("head", "dim", "column"), "query projection"),

@@ -1,0 +1,132 @@
+"""Where megatron-core (0.16.1, 0.19.2) keeps each meaning: the Megatron half of the auditor.
+
+Written from megatron-core's source and nothing else; the tables name the functions. It speaks of the physical keys
+of a torch_dist checkpoint, in every spelling that megatron-core writes, so that no translation stands between the
+auditor and the file. A key that no table names is not placed; the caller reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mtpconvert.audit.roles.algebra import Placement, Role
+from mtpconvert.audit.roles.megatron_attention import gqa_attention, mla_attention
+from mtpconvert.audit.roles.megatron_facts import Facts, meaning_arguments
+from mtpconvert.audit.roles.megatron_feed_forward import gated_mlp, moe
+from mtpconvert.audit.roles.megatron_layout import Entry, Home, Param, cut, place_all, spelled
+from mtpconvert.tensors import Block, Inventory
+
+__all__ = ["expected_dtype", "meaning_arguments", "placements"]
+
+# A layer is what attention and what feed-forward part it has: a new kind of module is one more table here.
+ATTENTION: dict[str, Callable[[Facts], list[Entry]]] = {"gqa": gqa_attention, "mla": mla_attention}
+FEED_FORWARD: dict[bool, Callable[[Facts], list[Entry]]] = {False: gated_mlp, True: moe}
+
+_EMBEDDING, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
+_PREFIXES = ("", "module.", "model.")  # Megatron-LM and Bridge; NeMo 2; some RL stacks
+
+
+def placements(facts: Mapping[str, Any], inventory: Inventory) -> list[Placement]:
+    """What each element of the tensors in ``inventory`` means, under the Megatron arguments ``facts``.
+
+    Shapes come from ``facts`` alone (the number of vocabulary rows on disk excepted), so that a tensor of another
+    shape than its role's is found. What the facts declare is placed even if it is not there; MTP layers also if they
+    are there and not declared. Raises ConfigError where the facts lack a size that is needed, or contradict.
+    """
+    f = Facts(facts)
+    prefix = next((p for p in _PREFIXES if p + _EMBEDDING in inventory), "")
+    return [
+        *_model(f, prefix, inventory),
+        *(p for layer in range(f.layers) for p in _trunk_layer(f, layer, prefix, inventory)),
+        *(p for k in _mtp_indices(f, prefix, inventory) for p in _mtp_layer(f, k, prefix, inventory)),
+    ]
+
+
+def expected_dtype(name: str) -> str | None:
+    """The dtype in which megatron-core always saves this tensor (or role), None if it follows the model's.
+
+    Source: moe/router.py: TopKRouter._maintain_float32_expert_bias, called before state is saved and loaded.
+    """
+    return "F32" if name == "router.correction" or name.endswith(".mlp.router.expert_bias") else None
+
+
+def _layer(f: Facts, is_moe: bool) -> list[Entry]:
+    return [*ATTENTION[f.attention](f), *FEED_FORWARD[is_moe](f)]
+
+
+def _trunk_layer(f: Facts, layer: int, prefix: str, inventory: Inventory) -> Iterator[Placement]:
+    """Source: transformer/transformer_block.py: TransformerBlock.sharded_state_dict."""
+    stem = f"{prefix}decoder.layers."
+    homes = Home(f"{stem}{layer}."), Home(stem, layer, f.layers)
+    if any(key.startswith(stem) and not key.removeprefix(stem)[:1].isdigit() for key in inventory):
+        homes = homes[::-1]
+    return place_all(f"trunk.{layer}", _layer(f, f.moe_pattern[layer]), homes, inventory)
+
+
+def _mtp_indices(f: Facts, prefix: str, inventory: Inventory) -> list[int]:
+    """Layers declared, and layers present."""
+    stem = f"{prefix}mtp.layers."
+    heads = {key.removeprefix(stem).split(".")[0] for key in inventory if key.startswith(stem)}
+    return sorted({*range(f.mtp_layers), *(int(head) for head in heads if head.isdecimal())})
+
+
+def _mtp_layer(f: Facts, k: int, prefix: str, inventory: Inventory) -> Iterator[Placement]:
+    """One MTP layer: a joining projection of [embedding, hidden state], a layer like the last of the trunk, a norm.
+
+    Source: transformer/multi_token_prediction.py: MultiTokenPredictionLayer.__init__, ._concat_embeddings,
+    ._postprocess, .sharded_state_dict (0.19.2 saves ``mtp_model_layer`` as ``transformer_layer``; as an attribute
+    name it may still be met); models/gpt/gpt_layer_specs.py: get_gpt_mtp_block_spec_for_backend (which layer).
+    """
+    h = f.hidden
+    row, first, second, column = slice(0, h), slice(0, 1), slice(1, 2), slice(0, h)
+    joined = Param("eh_proj.weight", ((h,), (2, h)), (
+        cut("mtp.proj.embedding", (h, h), row, first, column),
+        cut("mtp.proj.hidden", (h, h), row, second, column),
+    ))  # fmt: skip
+    block = [
+        spelled("mtp.embedding_norm", (h,), "enorm.weight"),
+        spelled("mtp.hidden_norm", (h,), "hnorm.weight"),
+        Entry(((joined,),)),
+        spelled("mtp.final_norm", (h,), "final_layernorm.weight"),
+    ]
+    place, stem = f"mtp.{k}", f"{prefix}mtp.layers.{k}."
+    homes = Home(f"{stem}transformer_layer."), Home(f"{stem}mtp_model_layer.")
+    if any(key.startswith(homes[1].prefix) for key in inventory):
+        homes = homes[::-1]
+    yield from place_all(place, block, (Home(stem),), inventory)
+    yield from place_all(place, _layer(f, f.moe_pattern[-1]), homes, inventory)
+
+
+def _model(f: Facts, prefix: str, inventory: Inventory) -> Iterator[Placement]:
+    """Embedding, head and last norm; a tied model saves one matrix, of which a saved head is a copy.
+
+    Source: models/gpt/gpt_model.py: GPTModel.__init__, .shared_embedding_or_output_weight;
+    models/common/language_module/language_module.py: tie_embeddings_and_output_weights_state_dict.
+    """
+    yield from _vocabulary(f, "embedding", prefix + _EMBEDDING, inventory)
+    untied = f.flag("untie_embeddings_and_output_weights")
+    present = prefix + _HEAD in inventory
+    if untied or (untied is None and present):
+        yield from _vocabulary(f, "head", prefix + _HEAD, inventory)
+    elif present:
+        yield from _vocabulary(f, "embedding", prefix + _HEAD, inventory, copy=True)
+    norm = spelled("final_norm", (f.hidden,), "decoder.final_layernorm.weight")
+    yield from place_all("", [norm], (Home(prefix),), inventory)
+
+
+def _vocabulary(f: Facts, name: str, key: str, inventory: Inventory, copy: bool = False) -> Iterator[Placement]:
+    """Rows below ``vocab_size`` are tokens; the rest is padding, whose role stands at a place called ``name``."""
+    spec = inventory.get(key)
+    on_disk = spec.shape[0] if spec is not None and spec.shape else f.maybe("padded_vocab_size")
+    tokens = f.maybe("vocab_size") or on_disk or f.need("padded_vocab_size")
+    rows = max(tokens, on_disk or 0)
+    shape = (rows, f.hidden)
+
+    def part(role: Role, start: int, stop: int) -> Placement:
+        block = Block(key, shape, shape, ((start, stop), (0, f.hidden)))
+        return Placement(role, ((0, stop - start), (0, f.hidden)), block, copy=copy)
+
+    yield part(Role("", name, (tokens, f.hidden)), 0, tokens)
+    if rows > tokens:
+        yield part(Role(name, "padding", (rows - tokens, f.hidden)), tokens, rows)

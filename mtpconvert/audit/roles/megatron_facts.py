@@ -1,0 +1,134 @@
+"""Megatron's arguments as a checkpoint carries them, read with the defaults and fallbacks of megatron-core itself.
+
+Sources (0.16.1 and 0.19.2): ``transformer/transformer_config.py: TransformerConfig.__post_init__``,
+``training/argument_utils.py: core_transformer_config_from_args``, ``models/gpt/gpt_layer_specs.py:
+get_gpt_decoder_layer_specs, get_gpt_mtp_block_spec_for_backend``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mtpconvert.errors import ConfigError
+
+_HINT = "look at the args in common.pt (or common_state) of the checkpoint"
+
+
+class Facts:
+    """Typed access to Megatron arguments; an argument that is absent and one that is None are the same."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+
+    def flag(self, name: str) -> bool | None:
+        """True or False as the arguments say; None when they say nothing."""
+        value = self._arguments.get(name)
+        return None if value is None else bool(value)
+
+    def maybe(self, name: str) -> int | None:
+        """A positive integer, or None where absent, None or 0. Raises ConfigError for anything else."""
+        value = self._arguments.get(name)
+        if value is None or value == 0:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ConfigError(f"{name} is {value!r}, not a whole number", where=f"Megatron arguments: {name}",
+                              next_step=_HINT)  # fmt: skip
+        return value
+
+    def need(self, name: str) -> int:
+        """A positive integer. Raises ConfigError where it is absent."""
+        value = self.maybe(name)
+        if value is None:
+            raise ConfigError(f"the Megatron arguments do not say {name}", where=f"Megatron arguments: {name}",
+                              next_step=_HINT)  # fmt: skip
+        return value
+
+    @property
+    def layers(self) -> int:
+        return self.need("num_layers")
+
+    @property
+    def hidden(self) -> int:
+        return self.need("hidden_size")
+
+    @property
+    def heads(self) -> int:
+        return self.need("num_attention_heads")
+
+    @property
+    def groups(self) -> int:
+        """``num_query_groups`` counts only with ``group_query_attention``; else it may be a stale default of 1."""
+        groups = self.maybe("num_query_groups")
+        if self.flag("group_query_attention") is False or groups is None:
+            return self.heads
+        if self.heads % groups:
+            raise ConfigError(
+                f"{self.heads} attention heads do not divide into {groups} query groups",
+                where="Megatron arguments: num_attention_heads, num_query_groups",
+                next_step=_HINT,
+            )
+        return groups
+
+    @property
+    def head_dim(self) -> int:
+        return self.maybe("kv_channels") or self.hidden // self.heads
+
+    @property
+    def attention(self) -> str:
+        return "mla" if self.flag("multi_latent_attention") else "gqa"
+
+    @property
+    def moe_pattern(self) -> list[bool]:
+        """Which decoder layers are MoE. Raises ConfigError for a ``moe_layer_freq`` that is no integer or list."""
+        if self.maybe("num_experts") is None:
+            return [False] * self.layers
+        frequency = self._arguments.get("moe_layer_freq")
+        if frequency is None:
+            frequency = 1
+        if isinstance(frequency, int) and frequency > 0:
+            return [layer % frequency == 0 for layer in range(self.layers)]
+        if isinstance(frequency, list | tuple) and len(frequency) == self.layers and set(frequency) <= {0, 1}:
+            return [one == 1 for one in frequency]
+        raise ConfigError(
+            f"moe_layer_freq is {frequency!r}: neither a whole number nor a list of {self.layers} zeros and ones",
+            where="Megatron arguments: moe_layer_freq",
+            next_step=_HINT,
+        )
+
+    @property
+    def mtp_layers(self) -> int:
+        """Physical MTP layers: one if ``mtp_use_repeated_layer``, which applies it ``mtp_num_layers`` times."""
+        depth = self.maybe("mtp_num_layers") or 0
+        return min(depth, 1) if self.flag("mtp_use_repeated_layer") else depth
+
+
+# Under any other value, a number at the same place under the same name means something else than this half says.
+_STANDS_FOR: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("moe_mlp_glu_interleave_size", (None,),
+     "rows of the experts' linear_fc1 alternate in blocks of gate and up (moe/experts.py: TEGroupedMLP.forward)"),
+    ("moe_shared_expert_glu_interleave_size", (None,),
+     "rows of the shared expert's linear_fc1 alternate in blocks of gate and up (moe/shared_experts.py)"),
+    ("rotary_interleaved", (None, False),
+     "query and key dims rotate as pairs (2i, 2i+1), not (i, i + dim/2) (rope_utils.py: _rotate_half)"),
+    ("layernorm_zero_centered_gamma", (None, False),
+     "a norm's scale is 1 + the stored number (fusions/fused_layer_norm.py: FusedLayerNorm.forward)"),
+    ("apply_layernorm_1p", (None, False),
+     "a norm's scale is 1 + the stored number (the argument behind layernorm_zero_centered_gamma)"),
+    ("mtp_use_repeated_layer", (None, False),
+     "mtp.layers.0 serves every depth, whatever mtp_num_layers says (MultiTokenPredictionBlock.forward)"),
+    ("attention_output_gate", (None, False),
+     "linear_qkv holds a gate between q and k in each group (attention.py: get_query_key_value_tensors)"),
+    ("glu_linear_offset", (None, 0, 0.0),
+     "a gated MLP multiplies by up + offset, so up is stored less the offset (mlp.py: MLP.forward)"),
+    ("use_mup", (None, False),
+     "embeddings, logits and attention are multiplied by width factors outside the weights (use_mup of 0.19.2)"),
+)  # fmt: skip
+
+
+def meaning_arguments(facts: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """(argument, its value, why it matters) for each argument set to what the tables of this half do not stand for.
+
+    Only arguments that change neither a name nor (always) a shape are listed: the others show as uncovered tensors.
+    """
+    return [(name, facts[name], why) for name, fine, why in _STANDS_FOR if name in facts and facts[name] not in fine]
