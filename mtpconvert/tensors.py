@@ -97,3 +97,4 @@ class Copy:
     tensor: str
     source: str
     shape: Shape
+    tie: bool  # the model has one parameter for both (tied embeddings); else a second, equal copy is published

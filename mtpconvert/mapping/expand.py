@@ -1,0 +1,158 @@
+"""Mapping + config -> every tile of the model, and what each side must hold for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mtpconvert.errors import ConfigError, MappingError
+from mtpconvert.mapping.dims import Scope, evaluate
+from mtpconvert.mapping.layers import select_layers
+from mtpconvert.mapping.model import Mapping as MappingFile
+from mtpconvert.mapping.model import Row
+from mtpconvert.mapping.ops import ALIASES, OPS, Op, expert_stack
+from mtpconvert.tensors import Copy, Fill, Shape, Tile
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A tensor that the expansion names. ``mtp``: its MTP layer, or None. ``dtype``: the row's contract, or None."""
+
+    name: str
+    shape: Shape
+    dtype: str | None
+    row: str
+    mtp: int | None
+
+
+@dataclass
+class Expansion:
+    """``hf`` holds the tensors that must be there; ``aliases`` and ``asides`` may be absent."""
+
+    tiles: list[Tile] = field(default_factory=list)
+    fills: list[Fill] = field(default_factory=list)
+    hf: dict[str, Expected] = field(default_factory=dict)
+    mcore: dict[str, Expected] = field(default_factory=dict)
+    aliases: dict[str, tuple[Expected, Copy]] = field(default_factory=dict)
+    asides: dict[str, tuple[Expected, str]] = field(default_factory=dict)
+    variants: dict[str, str] = field(default_factory=dict)  # "variant @ prefix" -> the group that applies
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A row whose dims are numbers; they are the same for every layer."""
+
+    row: Row
+    dims: Shape
+    op: Op | None
+
+
+def expand(mapping: MappingFile, scope: Scope, padded_vocab: int, hf_present: Container[str] | None) -> Expansion:
+    """Expand every row for every layer of its places.
+
+    ``scope`` must hold the symbol ``mtp_layers``. ``padded_vocab``: vocabulary rows on the Megatron side.
+    ``hf_present``: the HF names of the source or of the reference, which choose among variants (None: the first).
+    Raises ConfigError or MappingError naming file, group and row.
+    """
+    for symbol, expression in mapping.dims.items():
+        # Symbols of modules that this model lacks (an MoE size of a dense one) stay undefined until a row needs them.
+        try:
+            scope.symbols[symbol] = evaluate(expression, scope)
+        except ConfigError:
+            scope.symbols.pop(symbol, None)
+    layers = select_layers(mapping.layers, scope)
+    compiled: dict[str, list[_Compiled]] = {}
+    result = Expansion()
+    for place in mapping.places:
+        numbers: Sequence[int | None] = [None] if place.each is None else layers[place.each]
+        for number in numbers:
+            hf, mcore = (_prefix(text, number, scope) for text in (place.hf, place.mcore))
+            mtp = number if mcore.startswith("mtp.") else None
+            for name in place.rows:
+                group = _choose(mapping, name, hf, scope, hf_present, compiled)
+                if name in mapping.variants:
+                    result.variants[f"{name} @ {hf}"] = group
+                for entry in _compile(mapping, group, scope, compiled):
+                    _instantiate(entry, hf, mcore, mtp, padded_vocab, result)
+    return result
+
+
+def _instantiate(entry: _Compiled, hf: str, mcore: str, mtp: int | None, padded_vocab: int, result: Expansion) -> None:
+    row = entry.row
+    names = [hf + name for name in row.hf]
+    if entry.op is None:
+        expected = Expected(names[0], entry.dims, row.dtype, row.place, mtp)
+        if row.op == "aside":
+            result.asides[names[0]] = (expected, row.reason or "")
+        else:
+            assert row.source is not None  # load: an alias row has one
+            result.aliases[names[0]] = (expected, Copy(names[0], row.source, entry.dims, row.op == "tie"))
+        return
+    for piece in entry.op(names, [mcore + name for name in row.mcore], entry.dims, padded_vocab):
+        if isinstance(piece, Copy):
+            raise MappingError("an op of OPS yielded a Copy", where=row.place)
+        block = piece.mcore
+        if block.tensor not in result.mcore:
+            result.mcore[block.tensor] = Expected(block.tensor, block.shape, row.dtype, row.place, mtp)
+        if isinstance(piece, Fill):
+            result.fills.append(piece)
+            continue
+        result.tiles.append(piece)
+        if piece.hf.tensor not in result.hf:
+            result.hf[piece.hf.tensor] = Expected(piece.hf.tensor, piece.hf.shape, row.dtype, row.place, mtp)
+
+
+def _compile(
+    mapping: MappingFile, group: str, scope: Scope, compiled: dict[str, list[_Compiled]]
+) -> Sequence[_Compiled]:
+    """The rows of a group that apply (``when``, ``unless``), with dims evaluated."""
+    if group not in compiled:
+        compiled[group] = [
+            _compile_row(row, scope)
+            for row in mapping.rows[group]
+            if (row.when is None or scope.truth(row.when)) and (row.unless is None or not scope.truth(row.unless))
+        ]
+    return compiled[group]
+
+
+def _compile_row(row: Row, scope: Scope) -> _Compiled:
+    try:
+        dims = tuple(evaluate(expression, scope) for expression in row.dims)
+        if row.op in ALIASES or row.op == "aside":
+            return _Compiled(row, dims, None)
+        if row.op == "expert_stack":
+            assert row.of is not None and row.experts is not None  # load checked both
+            return _Compiled(row, dims, expert_stack(OPS[row.of], evaluate(row.experts, scope)))
+        return _Compiled(row, dims, OPS[row.op])
+    except ConfigError as error:
+        raise ConfigError(error.what, where=row.place, next_step=error.next_step) from error
+
+
+def _choose(
+    mapping: MappingFile,
+    name: str,
+    prefix: str,
+    scope: Scope,
+    present: Container[str] | None,
+    compiled: dict[str, list[_Compiled]],
+) -> str:
+    """``name`` itself for a row group; for a variant the group most of whose HF names are present under ``prefix``."""
+    groups = mapping.variants.get(name)
+    if groups is None:
+        return name
+    if present is None:
+        return groups[0]
+
+    def share(group: str) -> float:
+        names = [n.replace("{e}", "0") for entry in _compile(mapping, group, scope, compiled) for n in entry.row.hf]
+        return sum(prefix + n in present for n in names) / max(len(names), 1)
+
+    return max(groups, key=share)
+
+
+def _prefix(text: str, number: int | None, scope: Scope) -> str:
+    extra: Mapping[str, int] = {} if number is None else {"i": number}
+    return _BRACES.sub(lambda match: str(evaluate(match[1], scope, **extra)), text)

@@ -1,0 +1,60 @@
+"""``[layers]``: named sets of layer numbers, from ranges, config lists and set operations.
+
+name = ["0", "first_k_dense_replace"]      half-open range of two expressions
+name = 'where(layer_types == "full_attention")'
+name = "every(n, offset)"                  i with (i - offset) divisible by n
+name = "in(mlp_only_layers)"               numbers listed in the config
+name = "a minus b", "a and b"              of earlier names or of the forms above
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from mtpconvert.errors import ConfigError, MappingError
+from mtpconvert.mapping.dims import Scope, evaluate
+
+Selector = str | tuple[str, str]
+
+_WHERE = re.compile(r'where\(\s*([\w.]+)\s*==\s*"([^"]*)"\s*\)')
+_EVERY = re.compile(r"every\(([^,()]+),([^,()]+)\)")
+_IN = re.compile(r"in\(\s*([\w.]+)\s*\)")
+_SET_OPERATION = re.compile(r"^(.*\S)\s+(minus|and)\s+(\S.*)$")
+
+
+def select_layers(selectors: Mapping[str, Selector], scope: Scope) -> dict[str, Sequence[int]]:
+    """Layer numbers of every name, ascending. Trunk-wide forms range over ``num_hidden_layers``."""
+    chosen: dict[str, Sequence[int]] = {}
+    for name, selector in selectors.items():
+        if isinstance(selector, tuple):
+            chosen[name] = range(evaluate(selector[0], scope), evaluate(selector[1], scope))
+        else:
+            chosen[name] = sorted(_select(selector, scope, chosen))
+    return chosen
+
+
+def _select(text: str, scope: Scope, chosen: Mapping[str, Sequence[int]]) -> set[int]:
+    text = text.strip()
+    if text in chosen:
+        return set(chosen[text])
+    if operation := _SET_OPERATION.match(text):
+        left, right = _select(operation[1], scope, chosen), _select(operation[3], scope, chosen)
+        return left - right if operation[2] == "minus" else left & right
+    if match := _WHERE.fullmatch(text):
+        return {i for i, kind in enumerate(_config_list(match[1], scope)) if kind == match[2]}
+    if match := _EVERY.fullmatch(text):
+        step, offset = evaluate(match[1], scope), evaluate(match[2], scope)
+        if step < 1:
+            raise ConfigError(f"'{text}' steps by {step}")
+        return {i for i in range(scope.integer("num_hidden_layers")) if (i - offset) % step == 0}
+    if match := _IN.fullmatch(text):
+        return {i for i in _config_list(match[1], scope) if isinstance(i, int)}
+    raise MappingError(f"'{text}' selects no layers: it is neither an earlier name nor a known form")
+
+
+def _config_list(key: str, scope: Scope) -> list[object]:
+    value = scope.value(key)
+    if not isinstance(value, list):
+        raise ConfigError(f"'{key}' is {value!r} where a list is needed", where=f"config.json: {key}")
+    return value

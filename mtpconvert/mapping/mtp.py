@@ -1,0 +1,144 @@
+"""MTP counted: what the config declares, what the names say is present, and the refusal when the two disagree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mtpconvert.errors import MtpLostError, some
+from mtpconvert.mapping.dims import Scope
+from mtpconvert.mapping.model import MtpRule
+
+# Every spelling of the count that published configs use (transformers, vLLM and SGLang read these).
+COUNT_KEYS = (
+    "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers",
+)  # fmt: skip
+# Names outside the trunk's numbered layers under which MTP tensors are published.
+_MTP_NAME = re.compile(r"(^|\.)mtp(_\w+)?\.")
+_LAYER_NAME = re.compile(r"^model\.(?:language_model\.)?layers\.(\d+)\.")
+MCORE_MTP = re.compile(r"^mtp\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What config.json says: under which key (dotted), and how many; ``count`` None where no key says anything."""
+
+    key: str | None
+    count: int | None
+
+
+def declared_mtp(config: Mapping[str, Any], rule: MtpRule | None) -> Declared:
+    """The MTP layer count of a config: the mapping's keys in order of preference, else any known key at any level."""
+    if rule is not None:
+        for key in rule.count:
+            value = Scope(config).value(key)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return Declared(key, value)
+        return Declared(rule.count[0], None)
+    found = list(_count_keys(config, ""))
+    for key, value in found:
+        if value:
+            return Declared(key, value)
+    return Declared(found[0][0], 0) if found else Declared(None, None)
+
+
+def _count_keys(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, int]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _count_keys(value, f"{prefix}{key}.")
+        elif key in COUNT_KEYS and isinstance(value, int) and not isinstance(value, bool):
+            yield prefix + key, value
+
+
+def present_in_hf(names: Iterable[str], rule: MtpRule | None, scope: Scope) -> dict[int, list[str]]:
+    """HF tensors of each MTP layer that is there in any part. Without a rule, layer -1 holds what looks so."""
+    layers: dict[int, list[str]] = {}
+    trunk = scope.value("num_hidden_layers")
+    if rule is None:
+        for name in names:
+            if looks_like_mtp(name, trunk if isinstance(trunk, int) else None):
+                layers.setdefault(-1, []).append(name)
+        return layers
+    pattern, offset = _prefix_pattern(rule.present, scope)
+    for name in names:
+        if (match := pattern.match(name)) and int(match[1]) >= offset:
+            layers.setdefault(int(match[1]) - offset, []).append(name)
+    return layers
+
+
+def _prefix_pattern(present: str, scope: Scope) -> tuple[re.Pattern[str], int]:
+    """``model.layers.{num_hidden_layers+i}.`` -> a pattern with the number as its group, and the number of layer 0."""
+    before, _, rest = present.partition("{")
+    inside, _, after = rest.partition("}")
+    offset = scope.integer(inside.removesuffix("+i")) if inside != "i" else 0
+    return re.compile(re.escape(before) + r"(\d+)" + re.escape(after)), offset
+
+
+def present_in_mcore(names: Iterable[str]) -> dict[int, list[str]]:
+    """Megatron tensors of each MTP layer, by layer."""
+    layers: dict[int, list[str]] = {}
+    for name in names:
+        if match := MCORE_MTP.match(name):
+            layers.setdefault(int(match[1]), []).append(name)
+    return layers
+
+
+def looks_like_mtp(name: str, trunk_layers: int | None) -> bool:
+    """Whether an HF name is that of an MTP tensor in any published layout."""
+    if _MTP_NAME.search(name):
+        return True
+    layer = _LAYER_NAME.match(name)
+    return layer is not None and trunk_layers is not None and int(layer[1]) >= trunk_layers
+
+
+def agree(
+    declared: Declared, present: Mapping[int, list[str]], rule: MtpRule | None, where: str
+) -> tuple[int, str | None]:
+    """The number of MTP layers to convert, and a note. Raises MtpLostError where config and tensors disagree."""
+    if -1 in present or (rule is None and declared.count):
+        names = present.get(-1, [])
+        raise MtpLostError(
+            f"this mapping has no place for MTP; config declares {declared.count or 0} MTP layers"
+            f" (key {declared.key}) and {len(names)} MTP tensors are present: {some(names)}",
+            where=where,
+            next_step="a mapping with an [mtp] table is needed; --mtp drop leaves MTP out on purpose",
+        )
+    layers = len(present)
+    if sorted(present) != list(range(layers)):
+        raise MtpLostError(
+            f"MTP layers {sorted(present)} are present, which do not count from 0",
+            where=where,
+            next_step="the tensors of the layers between are missing from the checkpoint; find them",
+        )
+    if declared.count is None:
+        return layers, f"config has no MTP count ({declared.key}); the tensors decide: {layers} MTP layers"
+    if layers == 0 and rule is not None and rule.known_absent is not None:
+        return 0, f"config declares {declared.count} MTP layers, none is published: {rule.known_absent}"
+    if declared.count != layers:
+        raise MtpLostError(
+            _disagreement(declared, present, rule), where=where, next_step=_remedy(declared.count > layers)
+        )
+    return layers, None
+
+
+def _disagreement(declared: Declared, present: Mapping[int, list[str]], rule: MtpRule | None) -> str:
+    assert declared.count is not None
+    layers = len(present)
+    text = f"config declares {declared.count} MTP layers ({declared.key}), tensors of {layers} are present"
+    prefix = "mtp.layers.{i}." if rule is None else rule.present
+    if declared.count > layers:
+        missing = ", ".join(str(i) for i in range(layers, declared.count))
+        return f"{text}; every tensor of MTP layer {missing} is missing (expected under {prefix})"
+    surplus = [name for i in range(declared.count, layers) for name in present[i]]
+    return f"{text}; surplus: {some(surplus)}"
+
+
+def _remedy(missing: bool) -> str:
+    if missing:
+        return (
+            "some step before lost the MTP tensors (transformers' save_pretrained does): take them from the original"
+            " checkpoint; or, to release without MTP, set the count to 0 in config.json"
+        )
+    return "correct the count in config.json, or leave the tensors out on purpose with --mtp drop"

@@ -1,0 +1,248 @@
+"""(mapping, config, source inventory, reference) -> Plan: everything that will move, decided from headers alone.
+
+The closed world is held here: every source tensor ends in a tile, an alias to be compared, an aside, or a named
+drop; every target tensor has its tiles. Anything else raises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from mtpconvert.errors import UsageError
+from mtpconvert.mapping import check
+from mtpconvert.mapping.dims import Scope
+from mtpconvert.mapping.expand import Expansion, expand
+from mtpconvert.mapping.model import Mapping as MappingFile
+from mtpconvert.mapping.mtp import Declared, agree, declared_mtp, looks_like_mtp, present_in_hf, present_in_mcore
+from mtpconvert.mapping.prove import Proof, prove
+from mtpconvert.tensors import Block, Copy, Fill, Inventory, TensorSpec, Tile
+
+Direction = Literal["hf2mcore", "mcore2hf"]
+
+
+@dataclass(frozen=True, slots=True)
+class MtpCount:
+    """MTP three times: layers declared by the config, present in the source, written to the target."""
+
+    key: str | None
+    declared: int | None
+    present: int
+    written: int
+    tensors: int  # written, on the target's side
+    nbytes: int
+
+
+@dataclass
+class Plan:
+    direction: Direction
+    architecture: str
+    mapping_file: str
+    tiles: list[Tile]
+    fills: list[Fill]
+    copies: list[Copy]  # hf2mcore: to be compared and left out; mcore2hf: to be written again
+    asides: dict[str, str]  # HF tensor -> why Megatron has no place for it
+    hf: Inventory
+    mcore: Inventory
+    dropped: list[TensorSpec]
+    mtp: MtpCount
+    proof: Proof
+    defaults: dict[str, Any]
+    variants: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that tiles move."""
+        source = self.hf if self.direction == "hf2mcore" else self.mcore
+        moved = {tile.hf.tensor if self.direction == "hf2mcore" else tile.mcore.tensor for tile in self.tiles}
+        return sum(source[name].nbytes for name in moved)
+
+    def document(self) -> dict[str, Any]:
+        """The plan as plain values: what ``plan --json`` prints; canonical, so equal plans have equal digests."""
+        return {
+            "schema_version": 1,
+            "direction": self.direction,
+            "architecture": self.architecture,
+            "mapping": self.mapping_file,
+            "hf": {name: [spec.dtype, list(spec.shape)] for name, spec in sorted(self.hf.items())},
+            "mcore": {name: [spec.dtype, list(spec.shape)] for name, spec in sorted(self.mcore.items())},
+            "tiles": [[_block(t.hf), _block(t.mcore), t.perm] for t in self.tiles],
+            "fills": [_block(fill.mcore) for fill in self.fills],
+            "copies": [[copy.tensor, copy.source] for copy in self.copies],
+            "asides": self.asides,
+            "dropped": [spec.name for spec in self.dropped],
+            "variants": self.variants,
+            "defaults": self.defaults,
+            "notes": self.notes,
+            "totals": {
+                "tiles": self.proof.tiles,
+                "hf_tensors": len(self.hf),
+                "mcore_tensors": len(self.mcore),
+                "elements": self.proof.elements,
+                "bytes": self.nbytes,
+            },
+            "mtp": {
+                "key": self.mtp.key,
+                "declared": self.mtp.declared,
+                "present": self.mtp.present,
+                "written": self.mtp.written,
+                "tensors": self.mtp.tensors,
+                "bytes": self.mtp.nbytes,
+            },
+        }
+
+    def digest(self) -> str:
+        text = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_to_mcore(
+    mapping: MappingFile,
+    config: Mapping[str, Any],
+    source: Inventory,
+    *,
+    vocab_multiple: int,
+    drop_mtp: bool = False,
+    where: str = "",
+) -> Plan:
+    """Plan HF -> Megatron. ``vocab_multiple``: Megatron's vocabulary rows are a multiple of it.
+
+    Raises MtpLostError, UnmappedTensorError, CheckpointError, ConfigError, MappingError, NotABijectionError.
+    """
+    scope = Scope(config, mapping.defaults)
+    declared = declared_mtp(config, mapping.mtp)
+    dropped: list[TensorSpec] = []
+    if drop_mtp:
+        trunk = scope.value("num_hidden_layers")
+        lost = _mtp_names(mapping, source, scope) | {n for n in source if looks_like_mtp(n, trunk)}
+        dropped = [spec for name, spec in source.items() if name in lost]
+        source = {name: spec for name, spec in source.items() if name not in lost}
+        layers, present, note = 0, len(present_in_hf(lost, mapping.mtp, scope)), None
+    else:
+        found = present_in_hf(source, mapping.mtp, scope)
+        layers, note = agree(declared, found, mapping.mtp, where)
+        present = layers
+    scope.symbols["mtp_layers"] = layers
+    vocab = scope.integer("vocab_size")
+    expansion = expand(mapping, scope, -(-vocab // vocab_multiple) * vocab_multiple, source)
+    proof = prove(expansion.tiles, expansion.fills)
+    asides = {name: reason for name, (_, reason) in expansion.asides.items() if name in source}
+    copies = [copy for name, (_, copy) in expansion.aliases.items() if name in source]
+    check.hf_source(expansion, source, scope.value("num_hidden_layers"), where)
+    hf = dict(source)
+    mcore = check.derived(expansion, hf, "mcore", where)
+    written = [spec for name, spec in mcore.items() if expansion.mcore[name].mtp is not None]
+    plan = _plan("hf2mcore", mapping, scope, expansion, proof, copies, asides, hf, mcore, dropped, note)
+    plan.mtp = _count(declared, present, layers, written)
+    return plan
+
+
+def plan_to_hf(
+    mapping: MappingFile,
+    config: Mapping[str, Any],
+    source: Inventory,
+    *,
+    reference: Collection[str] | None,
+    drop_mtp: bool = False,
+    vocab_rows: int | None = None,
+    where: str = "",
+) -> Plan:
+    """Plan Megatron -> HF. ``reference``: the tensor names that the HF side shall have; None: as the mapping says.
+
+    ``vocab_rows`` overrides the config's ``vocab_size``. Raises as ``plan_to_mcore`` does.
+    """
+    scope = Scope(config, mapping.defaults)
+    declared = declared_mtp(config, mapping.mtp)
+    dropped: list[TensorSpec] = []
+    found = present_in_mcore(source)
+    if drop_mtp:
+        dropped = [source[name] for names in found.values() for name in names]
+        source = {name: spec for name, spec in source.items() if spec not in dropped}
+        if reference is not None:
+            trunk = scope.value("num_hidden_layers")
+            lost = _mtp_names(mapping, reference, scope) | {n for n in reference if looks_like_mtp(n, trunk)}
+            reference = [name for name in reference if name not in lost]
+        layers, note = 0, None
+    else:
+        if mapping.mtp is None and found:
+            found = {-1: [name for names in found.values() for name in names]}
+        layers, note = agree(declared, found, mapping.mtp, where)
+    scope.symbols["mtp_layers"] = layers
+    if vocab_rows is not None:
+        scope.config = {**config, "vocab_size": vocab_rows}
+    padded = check.megatron_vocab_rows(source, scope.integer("vocab_size"), where)
+    expansion = expand(mapping, scope, padded, reference)
+    proof = prove(expansion.tiles, expansion.fills)
+    check.mcore_source(expansion, source, where)
+    mcore = dict(source)
+    hf = check.derived(expansion, mcore, "hf", where)
+    copies = check.wanted_copies(expansion, reference)
+    for copy in copies:
+        hf[copy.tensor] = replace(hf[copy.source], name=copy.tensor)
+    asides = {n: reason for n, (_, reason) in expansion.asides.items() if reference is not None and n in reference}
+    if reference is not None:
+        check.reference_names(reference, hf, asides, where)
+    written = [spec for name, spec in hf.items() if check.mtp_of(expansion, name) is not None]
+    plan = _plan("mcore2hf", mapping, scope, expansion, proof, copies, asides, hf, mcore, dropped, note)
+    plan.tiles = [*plan.tiles, *_alias_tiles(plan)]
+    plan.mtp = _count(declared, layers if not drop_mtp else len(found), layers, written)
+    return plan
+
+
+def _mtp_names(mapping: MappingFile, names: Collection[str], scope: Scope) -> set[str]:
+    found = present_in_hf(names, mapping.mtp, scope)
+    return {name for layer in found.values() for name in layer}
+
+
+def _plan(
+    direction: Direction,
+    mapping: MappingFile,
+    scope: Scope,
+    expansion: Expansion,
+    proof: Proof,
+    copies: list[Copy],
+    asides: dict[str, str],
+    hf: Inventory,
+    mcore: Inventory,
+    dropped: list[TensorSpec],
+    note: str | None,
+) -> Plan:
+    notes = [] if note is None else [note]
+    for key, value in scope.used_defaults.items():
+        notes.append(f"config.json has no {key}: taken as {value!r} ({mapping.default_sources[key]})")
+    return Plan(
+        direction, mapping.architecture, mapping.file.name, expansion.tiles, expansion.fills, copies, asides, hf, mcore,
+        dropped, MtpCount(None, None, 0, 0, 0, 0), proof, dict(scope.used_defaults), expansion.variants, notes,
+    )  # fmt: skip
+
+
+def _count(declared: Declared, present: int, written: int, specs: list[TensorSpec]) -> MtpCount:
+    return MtpCount(declared.key, declared.count, present, written, len(specs), sum(spec.nbytes for spec in specs))
+
+
+def _alias_tiles(plan: Plan) -> list[Tile]:
+    """The tiles of a copy's source, once more for the copy. Chains: head copy -> tied head -> embedding."""
+    by_source: dict[str, list[Tile]] = {}
+    for tile in plan.tiles:
+        by_source.setdefault(tile.hf.tensor, []).append(tile)
+    tiles: list[Tile] = []
+    for copy in plan.copies:
+        own = [replace(tile, hf=replace(tile.hf, tensor=copy.tensor)) for tile in by_source[copy.source]]
+        by_source[copy.tensor] = own
+        tiles += own
+    return tiles
+
+
+def _block(block: Block) -> list[Any]:
+    return [block.tensor, list(block.grid), [list(interval) for interval in block.box]]
+
+
+def vocab_multiple(divisible_by: int, tensor_parallel: int) -> int:
+    """Megatron-LM pads the vocabulary to a multiple of ``--make-vocab-size-divisible-by`` x TP."""
+    if divisible_by < 1 or tensor_parallel < 1:
+        raise UsageError("--make-vocab-size-divisible-by and --tp must be at least 1")
+    return divisible_by * tensor_parallel
