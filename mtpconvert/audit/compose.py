@@ -1,0 +1,95 @@
+"""What must equal what: the pairs of two sides, through the roles, or by name where both are of one framework."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+
+from mtpconvert.audit.pairs import Pair, meet, narrowed, order_within
+from mtpconvert.audit.roles.algebra import Placement, Role
+from mtpconvert.tensors import Box, whole
+
+Key = tuple[str, str]
+Holders = dict[Key, list[Placement]]
+
+
+def by_name(left: dict[str, tuple[int, ...]], names: list[str]) -> list[Pair]:
+    """Whole tensors against whole tensors of the same name and shape."""
+    return [Pair(whole(name, left[name]), whole(name, left[name])) for name in names]
+
+
+def holders_of(placements: list[Placement]) -> Holders:
+    held: Holders = defaultdict(list)
+    for placement in placements:
+        held[placement.role.place, placement.role.name].append(placement)
+    for group in held.values():
+        group.sort(key=lambda placement: (placement.copy, placement.part))
+    return held
+
+
+def elect(group: list[Placement], side: str) -> tuple[list[Placement], list[Pair]]:
+    """The holders that count (disjoint, in order), and the pairs that prove the others equal to them."""
+    chosen: list[Placement] = []
+    copies: list[Pair] = []
+    for placement in group:
+        hits = [other for other in _near(chosen, placement.part) if meet(other.part, placement.part)]
+        if not hits:
+            position = bisect_left([other.part for other in chosen], placement.part)
+            chosen.insert(position, placement)
+        for other in hits:
+            copies.append(_pair(other, placement, meet(other.part, placement.part) or (), side))
+    return chosen, copies
+
+
+def _near(group: list[Placement], part: Box) -> list[Placement]:
+    """Those of a sorted, disjoint group that may meet ``part``: not more than a stretch along the first axis."""
+    if len(group) < 8 or not part:
+        return group
+    start, stop = part[0]
+    low = max(0, bisect_left(group, (start, 0), key=lambda other: other.part[0]) - 1)
+    high = bisect_left(group, (stop, 0), key=lambda other: other.part[0])
+    widest = max(other.part[0][1] - other.part[0][0] for other in group[:1])
+    while low > 0 and group[low - 1].part[0][1] + widest > start:
+        low -= 1
+    return group[low:high]
+
+
+def _pair(first: Placement, second: Placement, part: Box, copy: str = "") -> Pair:
+    return Pair(
+        narrowed(first, part), narrowed(second, part), first.role, part,
+        order_within(first, part), order_within(second, part), copy,
+    )  # fmt: skip
+
+
+def compose(left: list[Placement], right: list[Placement]) -> list[Pair]:
+    """Pairs between the elected holders of two groups of one role, over the region that both hold."""
+    return [
+        _pair(first, second, part)
+        for first in left
+        for second in _near(right, first.part)
+        if (part := meet(first.part, second.part)) is not None
+    ]
+
+
+def uncovered(group: list[Placement], other: list[Placement]) -> bool:
+    """Whether the elements held by ``group`` are not all held by ``other`` (volumes; both are disjoint)."""
+    def volume(box: Box) -> int:
+        size = 1
+        for start, stop in box:
+            size *= stop - start
+        return size
+
+    shared = sum(volume(part) for a in group for b in _near(other, a.part) if (part := meet(a.part, b.part)))
+    return shared != sum(volume(a.part) for a in group)
+
+
+def role_extent(group: list[Placement]) -> tuple[int, ...]:
+    return group[0].role.shape
+
+
+def role_words(role: Role) -> str:
+    """ "queries of MTP layer 0", for people: the role's name with where it is."""
+    place = role.place
+    if place.startswith("mtp."):
+        return f"{role.name} of MTP layer {place[4:]}"
+    return f"{role.name} of trunk layer {place[6:]}" if place.startswith("trunk.") else role.name

@@ -1,0 +1,97 @@
+"""Each half of the description is an exact cover of its side, or an element that nobody names would go unaudited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.pairs import fits
+from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.roles.algebra import Placement
+from mtpconvert.audit.segments import grid_groups
+from mtpconvert.tensors import Block
+
+
+def check_cover(side: Side, placements: list[Placement]) -> tuple[list[Placement], list[Finding]]:
+    """The placements that can be used, and a finding for every tensor that they do not name exactly once.
+
+    A tensor with a fault is left out as a whole: half a cover would compare numbers under a wrong meaning.
+    """
+    by_tensor: dict[str, list[Placement]] = {}
+    findings: list[Finding] = []
+    bad: set[str] = set()
+    for placement in placements:
+        name = placement.block.tensor
+        by_tensor.setdefault(name, []).append(placement)
+        why = fits(placement, side.inventory)
+        if why is not None and name not in bad and name in side.inventory:
+            bad.add(name)
+            text = f"{name}: the description of {placement.role.name} {why}"
+            findings.append(finding("role-overlap", text, side=side.label, tensor=name, role=placement.role.name))
+    for name in sorted(side.inventory.keys() - by_tensor.keys()):
+        text = f"{name}: no meaning is known for it, so it was not compared"
+        findings.append(finding("role-unknown", text, side=side.label, tensor=name))
+    for name, holders in by_tensor.items():
+        if name in bad or name not in side.inventory:
+            bad.add(name)
+            continue
+        why = cover_fault([holder.block for holder in holders], side.inventory[name].shape)
+        if why is not None:
+            bad.add(name)
+            findings.append(finding("role-overlap", f"{name}: {why}", side=side.label, tensor=name))
+    return [placement for placement in placements if placement.block.tensor not in bad], findings
+
+
+def cover_fault(blocks: Iterable[Block], shape: tuple[int, ...]) -> str | None:
+    """None if the blocks are disjoint and fill ``shape``; else what is wrong, with the first element concerned."""
+    blocks = list(blocks)
+    if len(blocks) == 1 and all(b - a == n for (a, b), n in zip(blocks[0].box, blocks[0].grid, strict=True)):
+        return None
+    import numpy as np
+
+    total = prod(shape)
+    starts, lengths = [], []
+    for block in blocks:
+        try:
+            grid_groups(block.shape, block.grid)
+        except ValueError as error:
+            return str(error)
+        at, length = _runs(block)
+        starts.append(at)
+        lengths.append(np.full(len(at), length, dtype=np.int64))
+    begin, run = np.concatenate(starts), np.concatenate(lengths)
+    order = np.argsort(begin, kind="stable")
+    begin, run = begin[order], run[order]
+    end = begin + run
+    expected = np.concatenate([[0], end[:-1]])
+    wrong = np.flatnonzero(begin != expected)
+    if len(wrong):
+        place = int(min(begin[wrong[0]], expected[wrong[0]]))
+        kind = "described twice" if begin[wrong[0]] < expected[wrong[0]] else "not described"
+        return f"element {place} of {total} is {kind}"
+    if int(end[-1]) != total:
+        return f"element {int(end[-1])} of {total} is not described"
+    return None
+
+
+def _runs(block: Block) -> tuple[object, int]:
+    """Row-major positions where contiguous runs of the block begin, and the length of each."""
+    import numpy as np
+
+    axis, length = len(block.grid), 1
+    while axis:
+        start, stop = block.box[axis - 1]
+        length *= stop - start
+        axis -= 1
+        if stop - start != block.grid[axis]:
+            break
+    stride = prod(block.grid[axis:])
+    at = np.zeros(1, dtype=np.int64)
+    for number in range(axis - 1, -1, -1):
+        start, stop = block.box[number]
+        at = (np.arange(start, stop, dtype=np.int64)[:, None] * stride + at[None, :]).reshape(-1)
+        stride *= block.grid[number]
+    if axis < len(block.grid):
+        at = at + block.box[axis][0] * prod(block.grid[axis + 1 :])
+    return at, length

@@ -1,0 +1,110 @@
+"""safetensors headers, parsed by hand (format: 8 bytes length, JSON, tensors back to back from offset 0).
+
+Source of the rules: the safetensors README, "Format", and safetensors/src/tensor.rs ``Metadata::validate``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.tensors import DTYPE_BITS, TensorSpec
+
+_LARGEST_HEADER = 100_000_000  # tensor.rs: MAX_HEADER_SIZE
+
+
+@dataclass(slots=True)
+class Header:
+    """What one file says. ``starts``: absolute byte offset of each tensor. ``broken``: not wholly in the file."""
+
+    specs: dict[str, TensorSpec] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def read_header(path: Path, side: str) -> Header:
+    """The header of one file, and every way in which header and file disagree. Never raises for bad content."""
+    header = Header()
+
+    def fault(code: str, message: str, tensor: str | None = None, **detail: Any) -> None:
+        header.findings.append(finding(code, f"{path.name}: {message}", side=side, tensor=tensor, **detail))
+
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or length > min(size - 8, _LARGEST_HEADER):
+                fault("file-unreadable", f"the header is said to take {length} bytes and the file has {size}; truncated?")
+                return header
+            raw = file.read(length)
+        table = json.loads(raw)
+    except (OSError, ValueError, RecursionError) as error:
+        fault("file-unreadable", f"no readable header ({error})")
+        return header
+    if not isinstance(table, dict):
+        fault("file-unreadable", "the header is no JSON object")
+        return header
+    metadata = table.pop("__metadata__", None)
+    header.metadata = metadata if isinstance(metadata, dict) else {}
+    if raw.count(b'"data_offsets"') != len(table):
+        for name in _repeated(raw):
+            fault("name-duplicate", f"{name} stands twice in the header", name)
+    _layout(header, table, 8 + length, size, fault)
+    return header
+
+
+def _repeated(raw: bytes) -> list[str]:
+    """Names that occur twice at the top of a header; ``json`` alone would keep the last one silently."""
+    levels: list[list[str]] = []
+
+    def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        levels.append([key for key, _ in pairs])
+        return dict(pairs)
+
+    json.loads(raw, object_pairs_hook=keep)
+    seen: set[str] = set()
+    return [name for name in levels[-1] if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+
+
+def _layout(header: Header, table: dict[str, Any], base: int, size: int, fault: Any) -> None:
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in table.items():
+        try:
+            shape = tuple(entry["shape"])
+            begin, end = entry["data_offsets"]
+            dtype = entry["dtype"]
+            bits = prod(shape) * DTYPE_BITS[dtype]
+        except (KeyError, TypeError, ValueError) as error:
+            fault("file-layout", f"the entry of {name} cannot be understood ({error!r})", name)
+            continue
+        header.specs[name] = TensorSpec(name, shape, dtype)
+        header.starts[name] = base + begin
+        if end - begin != bits // 8 or bits % 8:
+            fault("file-layout", f"{name}: {end - begin} bytes for {dtype} {list(shape)}, which takes {bits // 8}", name)
+            header.broken.add(name)
+        if base + end > size:
+            header.broken.add(name)
+        spans.append((begin, end, name))
+    spans.sort()
+    position = 0
+    for begin, end, name in spans:
+        if begin != position:
+            kind = "overlaps the tensor before it" if begin < position else f"leaves a hole of {begin - position} bytes before it"
+            fault("file-layout", f"{name} {kind}", name)
+        position = max(position, end)
+    expected = base + position
+    if size < expected:
+        first = next(name for begin, end, name in spans if base + end > size)
+        count = len(header.broken)
+        fault("file-truncated", f"{size} bytes, {expected} expected; {count} tensors are cut off, the first is {first}", first)
+    elif size > expected:
+        fault("file-trailing", f"{size - expected} bytes after the last tensor")
+
+

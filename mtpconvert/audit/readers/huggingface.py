@@ -1,0 +1,150 @@
+"""A Hugging Face directory: shards and their index, config, side files; index against headers against files, both ways."""
+
+from __future__ import annotations
+
+import json
+import re
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.readers.headers import Header, read_header
+from mtpconvert.audit.readers.side import Piece, Side, itemsize, row_major
+from mtpconvert.errors import CheckpointError, some
+
+INDEX = "model.safetensors.index.json"
+_OF_MANY = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors$")
+_NOT_SIDE_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".lock")
+
+
+def open_huggingface(root: Path, label: str) -> Side:
+    """Read every header under ``root``. CheckpointError when there is no safetensors file at all."""
+    names = sorted(path.name for path in root.glob("*.safetensors"))
+    indexes = sorted(path.name for path in root.glob("*.safetensors.index.json"))
+    if not names and not indexes:
+        raise CheckpointError(
+            "no safetensors file in this directory",
+            where=str(root),
+            next_step="give the directory that holds config.json and model*.safetensors",
+        )
+    findings: list[Finding] = []
+    headers = {name: read_header(root / name, label) for name in names}
+    homes: dict[str, str] = {}
+    side = Side(label, root, "huggingface", _layout(names), {}, [root / name for name in names], lambda name: ())
+    starts: dict[str, tuple[int, int]] = {}
+    for number, (name, header) in enumerate(headers.items()):
+        findings += header.findings
+        side.broken |= header.broken
+        for tensor in header.specs.keys() & homes.keys():
+            text = f"{tensor} stands in {homes[tensor]} and in {name}"
+            findings.append(finding("name-duplicate", text, side=label, tensor=tensor))
+        side.inventory.update(header.specs)
+        homes.update(dict.fromkeys(header.specs, name))
+        starts.update({tensor: (number, start) for tensor, start in header.starts.items()})
+    side.home = homes
+    side.bytes_total = sum(spec.nbytes for spec in side.inventory.values())
+    side.locate = partial(_locate, side, starts)
+    findings += _shard_sets(names, label)
+    for index in indexes:
+        findings += _check_index(root / index, headers, side, single=len(indexes) == 1)
+    if not indexes and len(names) > 1:
+        findings.append(finding("index-absent", f"{len(names)} weight files and no {INDEX}", side=label))
+    side.config = read_config(root / "config.json", label, findings)
+    side.side_files = {
+        str(path.relative_to(root)): path
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.name.endswith(_NOT_SIDE_FILES) and ".cache" not in path.relative_to(root).parts
+    }
+    side.findings = findings
+    return side
+
+
+def _layout(names: list[str]) -> str:
+    return f"safetensors, {len(names)} file{'' if len(names) == 1 else 's'}"
+
+
+def _locate(side: Side, starts: dict[str, tuple[int, int]], name: str) -> list[Piece]:
+    spec = side.inventory[name]
+    file, start = starts[name]
+    box = tuple((0, extent) for extent in spec.shape)
+    return [Piece(box, file, start, row_major(spec.shape, itemsize(spec.dtype)))]
+
+
+def _shard_sets(names: list[str], label: str) -> list[Finding]:
+    """Files called x-00001-of-00003 come in threes."""
+    sets: dict[tuple[str, int], set[int]] = {}
+    for name in names:
+        if match := _OF_MANY.match(name):
+            sets.setdefault((match["stem"], int(match["count"])), set()).add(int(match["number"]))
+    return [
+        finding(
+            "shard-set-incomplete",
+            f"{stem}-*-of-{count:05d}: {len(have)} of {count} files are here"
+            f"{'; another set stands beside it' if len(sets) > 1 else ''}",
+            side=label,
+        )
+        for (stem, count), have in sets.items()
+        if have != set(range(1, count + 1))
+    ]
+
+
+def _check_index(path: Path, headers: dict[str, Header], side: Side, *, single: bool) -> list[Finding]:
+    found: list[Finding] = []
+
+    def fault(code: str, message: str, tensor: str | None = None) -> None:
+        found.append(finding(code, f"{path.name}: {message}", side=side.label, tensor=tensor))
+
+    try:
+        table = json.loads(path.read_bytes())
+        weight_map: dict[str, str] = dict(table["weight_map"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        fault("index-unreadable", f"no weight_map can be read ({error!r})")
+        return found
+    listed: dict[str, list[str]] = {}
+    for tensor, name in weight_map.items():
+        listed.setdefault(name, []).append(tensor)
+    for name, tensors in sorted(listed.items(), key=lambda pair: str(pair[0])):
+        if name not in headers:
+            fault("index-missing-file", f"names {name}, which is not there; {len(tensors)} tensors live in it: {some(tensors)}")
+    for tensor, name in weight_map.items():
+        if name in headers and tensor not in headers[name].specs and headers[name].specs:
+            near = get_close_matches(tensor, headers[name].specs, 1)
+            elsewhere = side.home.get(tensor)
+            hint = f"it is in {elsewhere}" if elsewhere else f"nearest name there: {near[0]}" if near else "nothing like it there"
+            fault("index-ghost", f"lists {tensor} in {name}, whose header lacks it; {hint}", tensor)
+    for tensor, home in side.home.items():
+        if tensor not in weight_map and home in listed:
+            fault("index-unlisted", f"{home} holds {tensor}, which the index does not list", tensor)
+    for name in headers:
+        if name not in listed and single:
+            fault("file-stray", f"does not name {name} ({len(headers[name].specs)} tensors)")
+    _total_size(table, weight_map, side, fault)
+    return found
+
+
+def _total_size(table: dict[str, Any], weight_map: dict[str, str], side: Side, fault: Any) -> None:
+    metadata = table.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    actual = sum(side.inventory[tensor].nbytes for tensor in weight_map if tensor in side.inventory)
+    if total is None:
+        fault("index-no-total-size", "has no metadata.total_size")
+    elif not isinstance(total, int | float) or int(total) != actual:
+        fault("index-total-size", f"total_size says {total}, the tensors listed take {actual} bytes")
+
+
+def read_config(path: Path, label: str, findings: list[Finding]) -> dict[str, Any] | None:
+    """config.json as a dict, or None with a finding that says why not."""
+    if not path.is_file():
+        findings.append(finding("config-missing", f"no {path.name}", side=label))
+        return None
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        findings.append(finding("config-unreadable", f"{path.name}: {error}", side=label))
+        return None
+    if not isinstance(config, dict):
+        findings.append(finding("config-unreadable", f"{path.name} is no JSON object", side=label))
+        return None
+    return config

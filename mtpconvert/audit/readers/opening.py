@@ -1,0 +1,43 @@
+"""What kind of checkpoint a path holds, and the Side for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mtpconvert.audit.readers.huggingface import open_huggingface
+from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.readers.torch_dist import is_torch_dist, open_torch_dist
+from mtpconvert.errors import CheckpointError
+
+_LATEST = "latest_checkpointed_iteration.txt"
+
+
+def open_side(path: Path, label: str) -> Side:
+    """A Hugging Face directory, a Megatron root, or one iteration of it. CheckpointError says what was looked for."""
+    if not path.is_dir():
+        raise CheckpointError("no such directory", where=str(path), next_step="audits read local directories only")
+    folder = _iteration(path)
+    if is_torch_dist(folder):
+        return open_torch_dist(folder, label)
+    if any(folder.glob("mp_rank_*")):
+        from mtpconvert.audit.readers.legacy import open_legacy
+
+        return open_legacy(folder, label)
+    if folder == path:
+        return open_huggingface(path, label)
+    raise CheckpointError("no torch_dist or torch checkpoint here", where=str(folder), next_step="was the save interrupted?")
+
+
+def _iteration(root: Path) -> Path:
+    """The folder that the tracker file of a Megatron root points to; ``root`` itself where there is no tracker."""
+    tracker = root / _LATEST
+    if not tracker.is_file():
+        return root
+    text = tracker.read_text(encoding="utf-8", errors="replace").strip()
+    if text != "release" and not re.fullmatch(r"\d+", text):
+        raise CheckpointError(f"it says {text!r}, neither a number nor 'release'", where=str(tracker))
+    folder = root / ("release" if text == "release" else f"iter_{int(text):07d}")
+    if not folder.is_dir():
+        raise CheckpointError(f"it points to {folder.name}, which is not there", where=str(tracker))
+    return folder

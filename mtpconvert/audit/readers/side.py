@@ -1,0 +1,81 @@
+"""One of the two checkpoints under audit: its tensors, where their bytes lie, its config, what is wrong with its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtpconvert.audit.findings import Finding
+from mtpconvert.tensors import DTYPE_BITS, Box, Inventory, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of one tensor whose elements lie in one file.
+
+    ``offset``: byte offset of the box's first element; ``strides``: bytes, one per axis of the tensor.
+    """
+
+    box: Box
+    file: int
+    offset: int
+    strides: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A stretch of one file with a stored CRC-32 (an entry of an uncompressed zip)."""
+
+    file: int
+    offset: int
+    length: int
+    crc32: int
+
+
+@dataclass(slots=True)
+class Side:
+    """``label`` is "left" or "right"; ``kind`` "huggingface" or "megatron"; ``layout`` how the bytes are kept.
+
+    ``locate(name)`` gives the disjoint pieces of a tensor; it may raise CheckpointError. ``broken`` holds tensors
+    whose bytes are not all there: they are reported once, and not compared. ``home`` maps a tensor to the file that
+    holds it, where that says anything (safetensors shards).
+    """
+
+    label: str
+    root: Path
+    kind: str
+    layout: str
+    inventory: Inventory
+    files: list[Path]
+    locate: Callable[[str], Sequence[Piece]]
+    records: Callable[[str], Sequence[Record]] = lambda name: ()
+    config: dict[str, Any] | None = None
+    arguments: dict[str, Any] | None = None
+    findings: list[Finding] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    home: dict[str, str] = field(default_factory=dict)
+    side_files: dict[str, Path] = field(default_factory=dict)
+    replicas: dict[str, list[Sequence[Piece]]] = field(default_factory=dict)
+    objects: int = 0
+    bytes_total: int = 0
+
+    @property
+    def is_huggingface(self) -> bool:
+        return self.kind == "huggingface"
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes per element; 1 for the packed sub-byte dtypes, which are only ever handled as whole rows of bytes."""
+    return max(1, DTYPE_BITS[dtype] // 8)
+
+
+def row_major(shape: Shape, size: int) -> Shape:
+    """Byte strides of a C-ordered array of ``shape`` with elements of ``size`` bytes."""
+    strides: list[int] = []
+    step = size
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))

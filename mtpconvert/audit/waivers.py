@@ -1,0 +1,78 @@
+"""Waivers: findings that someone has looked at and accepted, by code, tensor and reason.
+
+    [[waiver]]
+    code = "tensor-missing"
+    tensor = "model.layers.2.*"        # exact name or shell pattern; left out: findings that name no tensor
+    reason = "MTP dropped on purpose, ticket 17"
+    expires = 2027-01-31               # optional
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from datetime import date, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.errors import UsageError
+
+_KEYS = {"code", "tensor", "reason", "expires"}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiver:
+    code: str
+    tensor: str | None
+    reason: str
+    expires: date | None = None
+
+    def matches(self, found: Finding) -> bool:
+        if found.code != self.code:
+            return False
+        if found.tensor is None or self.tensor is None:
+            return found.tensor is None and self.tensor is None
+        return found.tensor == self.tensor or fnmatchcase(found.tensor, self.tensor)
+
+
+def load_waivers(path: Path) -> list[Waiver]:
+    """The waivers of a TOML file. UsageError names the file and the entry for anything but the keys above."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the waiver file cannot be read: {error}", where=str(path)) from error
+    entries = table.get("waiver", [])
+    if set(table) - {"waiver"} or not isinstance(entries, list):
+        raise UsageError("a waiver file holds [[waiver]] tables and nothing else", where=str(path))
+    return [_waiver(entry, f"{path}, waiver {number}") for number, entry in enumerate(entries, 1)]
+
+
+def _waiver(entry: Any, where: str) -> Waiver:
+    if not isinstance(entry, dict) or set(entry) - _KEYS:
+        raise UsageError(f"unknown keys {sorted(set(entry) - _KEYS)}", where=where, next_step="use code, tensor, reason, expires")
+    code, tensor, reason, expires = (entry.get(key) for key in ("code", "tensor", "reason", "expires"))
+    if not isinstance(code, str) or not isinstance(reason, str) or not reason.strip():
+        raise UsageError("a waiver needs a code and a reason", where=where)
+    if tensor is not None and not isinstance(tensor, str):
+        raise UsageError("tensor must be a name or a pattern", where=where)
+    if expires is not None and (not isinstance(expires, date) or isinstance(expires, datetime)):
+        raise UsageError("expires must be a TOML date such as 2027-01-31", where=where)
+    return Waiver(code, tensor, reason, expires)
+
+
+def apply_waivers(findings: list[Finding], waivers: list[Waiver], today: date) -> list[Finding]:
+    """Mark waived findings in place (they stay in every report) and return the findings about the waivers."""
+    about: list[Finding] = []
+    for waiver in waivers:
+        label = f"{waiver.code} on {waiver.tensor or 'the whole checkpoint'}"
+        if waiver.expires is not None and waiver.expires < today:
+            about.append(finding("waiver-expired", f"waiver for {label} expired on {waiver.expires}", side="both"))
+            continue
+        matched = [found for found in findings if waiver.matches(found)]
+        for found in matched:
+            found.waived_by = found.waived_by or waiver.reason
+        if not matched:
+            about.append(finding("waiver-unused", f"waiver for {label} matches no finding", side="both"))
+    return about
