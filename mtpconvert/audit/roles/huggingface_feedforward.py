@@ -43,17 +43,16 @@ def experts(site: Site) -> Iterator[Placement]:
     if site.has("mlp.experts.gate_up_proj"):
         yield from _stacked(site, count, units, hidden)
     else:
-        for e in range(count):
-            for name in ("gate", "up"):
-                tensor = f"mlp.experts.{e}.{name}_proj.weight"
-                yield site.member(tensor, f"expert.{name}", ((units,), (hidden,)), e, count)
-            yield site.member(f"mlp.experts.{e}.down_proj.weight", "expert.down", ((hidden,), (units,)), e, count)
+        inward, outward = ((units,), (hidden,)), ((hidden,), (units,))
+        yield from site.members("mlp.experts.{}.gate_proj.weight", "expert.gate", inward, count)
+        yield from site.members("mlp.experts.{}.up_proj.weight", "expert.up", inward, count)
+        yield from site.members("mlp.experts.{}.down_proj.weight", "expert.down", outward, count)
     if shared:
         yield from _gated(site, "mlp.shared_experts.", "shared", units * shared, hidden)
 
 
 def _stacked(site: Site, count: int, units: int, hidden: int) -> Iterator[Placement]:
-    """The names in memory, which ``save_pretrained`` writes for a model that was not loaded from per-expert files."""
+    """The names in memory, which ``save_pretrained`` keeps for a model that was loaded from them."""
     halves = [Piece("expert.gate", units), Piece("expert.up", units)]
     yield from site.split("mlp.experts.gate_up_proj", ((count,), (2 * units,), (hidden,)), 1, halves)
     yield site.whole("mlp.experts.down_proj", "expert.down", ((count,), (hidden,), (units,)))

@@ -106,11 +106,16 @@ class Site:
         block = Block(self.prefix + tensor, shape, grid, box)
         return Placement(Role(self.place, role, grid), box, block, copy=copy)
 
-    def member(self, tensor: str, role: str, axes: Axes, index: int, count: int) -> Placement:
-        """All of ``tensor`` is entry ``index`` of ``count`` along the first axis of ``role``."""
+    def members(self, tensor: str, role: str, axes: Axes, count: int) -> Iterator[Placement]:
+        """For each index below ``count``, all of the tensor so numbered is that entry of ``role``'s first axis.
+
+        ``tensor`` has ``{}`` where the index stands.
+        """
         shape, grid, box = _read(axes)
-        block = Block(self.prefix + tensor, shape, grid, box)
-        return Placement(Role(self.place, role, (count, *grid)), ((index, index + 1), *box), block)
+        whole_role = Role(self.place, role, (count, *grid))
+        for index in range(count):
+            block = Block(self.prefix + tensor.format(index), shape, grid, box)
+            yield Placement(whole_role, ((index, index + 1), *box), block)
 
     def split(self, tensor: str, axes: Axes, axis: int, pieces: list[Piece]) -> Iterator[Placement]:
         """``pieces``, one after the other, are cut from ``axis`` (counted in the reading ``axes``) of ``tensor``.

@@ -1,0 +1,141 @@
+"""Tiny checkpoints whose names, shapes and meaning come from the real transformers, for the tests of the HF roles.
+
+Tensors are random normal F32, norms and biases included, so that nothing is zero or one by accident. MTP layers bear the
+names that DeepSeek publishes; the real ``MtpModel`` loads them (``mtp_model``), which proves the names.
+"""
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_layers import MtpModel
+from transformers.modeling_utils import LoadStateDictConfig
+
+from mtpconvert.audit.roles.algebra import Placement
+from mtpconvert.tensors import Box, Inventory, TensorSpec, inventory_of
+
+Tensors = dict[str, torch.Tensor]
+
+GQA = {
+    "vocab_size": 23, "hidden_size": 24, "intermediate_size": 11, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 3, "max_position_embeddings": 32,
+}  # fmt: skip
+MLA = {
+    "vocab_size": 23, "hidden_size": 16, "intermediate_size": 11, "moe_intermediate_size": 8, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "num_key_value_heads": 3, "n_shared_experts": 2, "n_routed_experts": 4,
+    "kv_lora_rank": 7, "q_lora_rank": 9, "qk_rope_head_dim": 4, "v_head_dim": 5, "qk_nope_head_dim": 6,
+    "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "max_position_embeddings": 32,
+}  # fmt: skip
+
+# name -> (family's class prefix, arguments of its config class)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", GQA),
+    "llama, head_dim and every bias": ("Llama", GQA | {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+    "llama, tied": ("Llama", GQA | {"tie_word_embeddings": True}),
+    "mistral": ("Mistral", GQA | {"head_dim": 10}),
+    "qwen2": ("Qwen2", GQA),
+    "qwen3": ("Qwen3", GQA | {"head_dim": 10}),
+    "qwen3, tied, biased": ("Qwen3", GQA | {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
+    "deepseek": ("DeepseekV3", MLA | {"num_mtp_layers": 2}),
+    "deepseek, plain queries, no MTP": ("DeepseekV3", MLA | {"q_lora_rank": None, "num_mtp_layers": 0}),
+    "deepseek, rotary halves": ("DeepseekV3", MLA | {"rope_interleave": False, "num_mtp_layers": 1}),
+    "deepseek, all dense": ("DeepseekV3", MLA | {"first_k_dense_replace": 2, "num_mtp_layers": 0}),
+}
+
+
+def config_of(case: str) -> Any:
+    family, arguments = CASES[case]
+    return getattr(transformers, f"{family}Config")(**arguments)
+
+
+@functools.cache
+def saved(case: str) -> tuple[dict[str, Any], Tensors]:
+    """config.json and the tensors as the real ``save_pretrained`` names them, with the MTP layers that it declares."""
+    config = config_of(case)
+    torch.manual_seed(7)
+    with tempfile.TemporaryDirectory() as folder:
+        getattr(transformers, f"{CASES[case][0]}ForCausalLM")(config).save_pretrained(folder)
+        written = json.loads((Path(folder) / "config.json").read_text())
+        tensors = {k: torch.randn(v.shape) for k, v in load_file(Path(folder) / "model.safetensors").items()}
+    return written, tensors | mtp_tensors(tensors, written, written.get("num_nextn_predict_layers", 0))
+
+
+def mtp_tensors(trunk: Tensors, config: dict[str, Any], layers: int, *, copies: bool = True) -> Tensors:
+    """``layers`` MTP layers in DeepSeek's published names, their decoder layer shaped as the trunk's last one."""
+    made: Tensors = {}
+    n, hidden = config["num_hidden_layers"], config["hidden_size"]
+    last = f"model.layers.{n - 1}."
+    for i in range(layers):
+        prefix = f"model.layers.{n + i}."
+        made |= {prefix + k.removeprefix(last): torch.randn(v.shape) for k, v in trunk.items() if k.startswith(last)}
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            made[f"{prefix}{name}.weight"] = torch.randn(hidden)
+        made[f"{prefix}eh_proj.weight"] = torch.randn(hidden, 2 * hidden)
+        if copies:
+            made[f"{prefix}embed_tokens.weight"] = trunk["model.embed_tokens.weight"].clone()
+            made[f"{prefix}shared_head.head.weight"] = trunk["lm_head.weight"].clone()
+    return made
+
+
+def inventory(tensors: Tensors) -> Inventory:
+    return inventory_of(TensorSpec(name, tuple(tensor.shape), "F32") for name, tensor in tensors.items())
+
+
+def trunk_model(case: str, tensors: Tensors) -> Any:
+    """The real model, loaded by transformers from ``tensors`` (the MTP layers left out, as it does itself)."""
+    config = config_of(case)
+    last = tuple(f"model.layers.{n}." for n in range(config.num_hidden_layers))
+    trunk = {k: v for k, v in tensors.items() if not k.startswith("model.layers.") or k.startswith(last)}
+    model = getattr(transformers, f"{CASES[case][0]}ForCausalLM")
+    return model.from_pretrained(None, config=config, state_dict=trunk, attn_implementation="eager").eval()
+
+
+def mtp_model(case: str, tensors: Tensors) -> tuple[Any, set[str]]:
+    """The real ``MtpModel`` loaded from the MTP layers of ``tensors``, and the keys that it has no use for."""
+    trunk = trunk_model(case, tensors)
+    n = trunk.config.num_hidden_layers
+    model = MtpModel(trunk, trunk.config.num_mtp_layers)
+    own = tuple(f"model.layers.{n + i}." for i in range(trunk.config.num_mtp_layers))
+    info, _ = convert_and_load_state_dict_in_model(
+        model=model,
+        state_dict={k: v for k, v in tensors.items() if k.startswith(own)},
+        load_config=LoadStateDictConfig(weight_mapping=model.get_weight_conversions(trunk), dtype=torch.float32),
+    )
+    assert info.missing_keys == {"shared_head.weight", "embed_tokens.weight"}  # the main model's own, tied below
+    model.tie_with_main_model(trunk)
+    return model.eval(), info.unexpected_keys
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def edited(
+    tensors: Tensors,
+    placed: Iterable[Placement],
+    place: str,
+    role: str,
+    where: Any,
+    change: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
+) -> Tensors:
+    """``tensors`` with ``change`` done to the numbers that hold ``role[where]``, as ``placed`` says."""
+    holders = [p for p in placed if (p.role.place, p.role.name) == (place, role) and not p.copy]
+    assert holders, f"nothing holds {role} of {place or 'the model'}"
+    chosen = torch.zeros(holders[0].role.shape, dtype=torch.bool)
+    chosen[where] = True
+    made = dict(tensors)
+    for name in {p.block.tensor for p in holders}:
+        made[name] = tensors[name].clone()
+    for p in holders:
+        assert p.perm is None
+        block = made[p.block.tensor].view(p.block.grid)[slices(p.block.box)]
+        mask = chosen[slices(p.part)].reshape(block.shape)
+        block[mask] = change(block[mask])
+    return made
