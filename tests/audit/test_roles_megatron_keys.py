@@ -1,0 +1,147 @@
+"""The Megatron half on inventories written by hand: spellings, what is declared and what is there, padding, ties."""
+
+from typing import Any
+
+import pytest
+
+from mtpconvert.audit.roles.megatron import meaning_arguments, placements
+from mtpconvert.errors import ConfigError
+from mtpconvert.tensors import Inventory, TensorSpec, inventory_of
+from tests.support.roles_cover import check_exact_cover
+
+
+def covered(facts: dict[str, Any], held: Inventory) -> None:
+    check_exact_cover(placements(facts, held), held)
+
+
+def dense() -> tuple[dict[str, Any], Inventory]:
+    """A stacked dense model with one MTP layer, by hand: 2 layers, hidden 4, 2 heads of 3 in 1 group, ffn 5."""
+    facts = {
+        "num_layers": 2, "hidden_size": 4, "num_attention_heads": 2, "group_query_attention": True,
+        "num_query_groups": 1, "kv_channels": 3, "ffn_hidden_size": 5, "qk_layernorm": False, "add_bias_linear": False,
+        "add_qkv_bias": False, "untie_embeddings_and_output_weights": True, "mtp_num_layers": 1, "vocab_size": 7,
+    }  # fmt: skip
+    layer = {
+        "self_attention.linear_qkv.layer_norm_weight": (4,), "self_attention.linear_qkv.weight": (12, 4),
+        "self_attention.linear_proj.weight": (4, 6), "mlp.linear_fc1.layer_norm_weight": (4,),
+        "mlp.linear_fc1.weight": (10, 4), "mlp.linear_fc2.weight": (4, 5),
+    }  # fmt: skip
+    shapes = {
+        "embedding.word_embeddings.weight": (8, 4), "output_layer.weight": (8, 4),
+        "decoder.final_layernorm.weight": (4,),
+        "mtp.layers.0.enorm.weight": (4,), "mtp.layers.0.hnorm.weight": (4,), "mtp.layers.0.eh_proj.weight": (4, 8),
+        "mtp.layers.0.final_layernorm.weight": (4,),
+        **{f"decoder.layers.{key}": (2, *shape) for key, shape in layer.items()},
+        **{f"mtp.layers.0.transformer_layer.{key}": shape for key, shape in layer.items()},
+    }  # fmt: skip
+    return facts, inventory_of(TensorSpec(key, shape, "BF16") for key, shape in shapes.items())
+
+
+def renamed(held: Inventory, old: str, new: str) -> Inventory:
+    return inventory_of(TensorSpec(key.replace(old, new), spec.shape, spec.dtype) for key, spec in held.items())
+
+
+def test_the_attribute_name_of_the_mtp_layer_and_a_prefix_are_read_too() -> None:
+    facts, held = dense()
+    covered(facts, held)
+    covered(facts, renamed(held, "transformer_layer", "mtp_model_layer"))
+    covered(facts, inventory_of(TensorSpec(f"module.{s.name}", s.shape, s.dtype) for s in held.values()))
+
+
+def test_the_second_query_head_of_a_group_stands_before_its_key() -> None:
+    facts, held = dense()
+    at = {p.role.name: p for p in placements(facts, held) if p.role.place == "mtp.0"}
+    assert at["attn.q"].block.box == ((0, 1), (0, 2), (0, 3), (0, 4))
+    assert (at["attn.k"].block.box[1], at["attn.v"].block.box[1]) == ((2, 3), (3, 4))
+
+
+def test_vocabulary_padding_is_a_role_of_its_own() -> None:
+    facts, held = dense()
+    padding = [p for p in placements(facts, held) if p.role.name == "padding"]
+    assert [(p.role.place, p.role.shape, p.block.tensor, p.block.box) for p in padding] == [
+        ("embedding", (1, 4), "embedding.word_embeddings.weight", ((7, 8), (0, 4))),
+        ("head", (1, 4), "output_layer.weight", ((7, 8), (0, 4))),
+    ]
+    assert not [p for p in placements(facts | {"vocab_size": 8}, held) if p.role.name == "padding"]
+    unknown = {k: v for k, v in facts.items() if k != "vocab_size"}
+    assert [p.role.shape for p in placements(unknown, held) if p.role.name in ("embedding", "head")] == [(8, 4)] * 2
+
+
+def test_a_saved_head_of_a_tied_model_is_a_copy_of_the_embedding() -> None:
+    facts, held = dense()
+    tied = placements(facts | {"untie_embeddings_and_output_weights": False}, held)
+    head = [p for p in tied if p.block.tensor == "output_layer.weight"]
+    assert [(p.role.place, p.role.name, p.copy) for p in head] == [
+        ("", "embedding", True),
+        ("embedding", "padding", True),
+    ]
+    assert "head" not in {p.role.name for p in tied}
+
+
+def test_mtp_layers_declared_or_present_are_placed() -> None:
+    facts, held = dense()
+    undeclared = placements(facts | {"mtp_num_layers": None}, held)
+    assert {p.role.place for p in undeclared if p.role.is_mtp} == {"mtp.0"}
+    declared = placements(facts | {"mtp_num_layers": 2}, held)
+    assert {p.role.place for p in declared if p.role.is_mtp} == {"mtp.0", "mtp.1"}
+    absent = {p.block.tensor for p in declared} - held.keys()
+    assert absent == {key.replace("layers.0", "layers.1") for key in held if key.startswith("mtp.")}
+    repeated = placements(facts | {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}, held)
+    assert {p.role.place for p in repeated if p.role.is_mtp} == {"mtp.0"}
+
+
+@pytest.mark.parametrize("flag, key, shape", [
+    ("qk_layernorm", "decoder.layers.self_attention.q_layernorm.weight", (2, 3)),
+    ("add_qkv_bias", "decoder.layers.self_attention.linear_qkv.bias", (2, 12)),
+    ("add_bias_linear", "decoder.layers.mlp.linear_fc1.bias", (2, 10)),
+])  # fmt: skip
+def test_what_the_arguments_deny_is_not_placed_and_what_they_omit_is_where_found(
+    flag: str, key: str, shape: tuple[int, ...]
+) -> None:
+    facts, held = dense()
+    silent = {name: value for name, value in facts.items() if name != flag}
+    more = held | {key: TensorSpec(key, shape, "BF16")}
+    names = lambda f, inv: {p.block.tensor for p in placements(f, inv)}  # noqa: E731
+    assert key not in names(facts, more)
+    assert key in names(silent, more) and key not in names(silent, held)
+    assert key in names(facts | {flag: True}, held)
+
+
+def test_a_key_that_no_table_names_is_not_placed() -> None:
+    facts, held = dense()
+    stray = "decoder.layers.self_attention.core_attention.softmax_offset"
+    assert stray not in {p.block.tensor for p in placements(facts, held | {stray: TensorSpec(stray, (2, 2), "F32")})}
+
+
+def test_two_spellings_in_one_checkpoint_are_two_holders() -> None:
+    facts, held = dense()
+    both = held | renamed(
+        {k: v for k, v in held.items() if "transformer_layer" in k}, "transformer_layer", "mtp_model_layer"
+    )
+    gates = [p.block.tensor for p in placements(facts, both) if (p.role.place, p.role.name) == ("mtp.0", "mlp.gate")]
+    assert len(gates) == len(set(gates)) == 2
+
+
+@pytest.mark.parametrize("wrong, said", [
+    ({"hidden_size": None}, "hidden_size"), ({"ffn_hidden_size": "5"}, "ffn_hidden_size"),
+    ({"num_attention_heads": 3, "num_query_groups": 2}, "query groups"),
+    ({"num_experts": 4, "moe_layer_freq": "([0]*1+[1]*1)"}, "moe_layer_freq"),
+    ({"num_experts": 4, "moe_layer_freq": [1]}, "moe_layer_freq"),
+])  # fmt: skip
+def test_arguments_that_cannot_be_read_stop_the_audit(wrong: dict[str, Any], said: str) -> None:
+    facts, held = dense()
+    with pytest.raises(ConfigError, match=said):
+        placements(facts | wrong, held)
+
+
+def test_arguments_that_change_what_numbers_mean() -> None:
+    facts, _ = dense()
+    assert meaning_arguments(facts) == []
+    fine = {"moe_mlp_glu_interleave_size": None, "rotary_interleaved": False, "glu_linear_offset": 0.0}
+    assert meaning_arguments(fine) == []
+    other = {
+        "moe_mlp_glu_interleave_size": 32, "moe_shared_expert_glu_interleave_size": 32, "rotary_interleaved": True,
+        "layernorm_zero_centered_gamma": True, "apply_layernorm_1p": True, "mtp_use_repeated_layer": True,
+        "attention_output_gate": True, "glu_linear_offset": 1.0, "use_mup": True,
+    }  # fmt: skip
+    assert [(name, value) for name, value, _ in meaning_arguments(other)] == list(other.items())

@@ -1,0 +1,144 @@
+"""A forward pass written from the definitions in ``mtpconvert/audit/roles/vocabulary.py`` alone.
+
+It knows no framework: it reads tensors by role, (place, name) -> tensor, and does what the vocabulary says each of
+them means. Whoever gathers the roles of a checkpoint wrongly gets other numbers than the framework itself. fp32.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+Roles = Mapping[tuple[str, str], torch.Tensor]
+
+
+def gather(placements: Any, tensors: Mapping[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
+    """The role tensors, each element from the (last) holder that names it; NaN where nobody does."""
+    roles: dict[tuple[str, str], torch.Tensor] = {}
+    for p in placements:
+        source = tensors[p.block.tensor].reshape(p.block.grid)[tuple(slice(*i) for i in p.block.box)].squeeze()
+        if p.perm is not None:
+            source = source.permute(p.perm)
+        role = roles.setdefault((p.role.place, p.role.name), torch.full(p.role.shape, float("nan")))
+        role[tuple(slice(*i) for i in p.part)] = source.reshape([stop - start for start, stop in p.part])
+    return roles
+
+
+class Forward:
+    """``facts``: Megatron arguments, for the numbers that are no weights (epsilon, rotary base, top-k, scaling)."""
+
+    def __init__(self, roles: Roles, facts: Mapping[str, Any]) -> None:
+        self.roles, self.facts = roles, facts
+
+    def get(self, place: str, name: str) -> torch.Tensor:
+        return self.roles[place, name]
+
+    def plus_bias(self, y: torch.Tensor, place: str, name: str) -> torch.Tensor:
+        bias = self.roles.get((place, name))
+        return y if bias is None else y + bias
+
+    def norm(self, x: torch.Tensor, place: str, name: str) -> torch.Tensor:
+        """RMS norm over the last axis; the identity where the role does not exist."""
+        scale = self.roles.get((place, name))
+        if scale is None:
+            return x
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.facts["norm_epsilon"]) * scale
+
+    def rotate(self, x: torch.Tensor, *, adjacent: bool) -> torch.Tensor:
+        """x [s, heads, dim]: pairs (2i, 2i+1) if ``adjacent``, else (i, i + dim/2), turned by position * frequency."""
+        half = x.shape[-1] // 2
+        angle = torch.arange(x.shape[0])[:, None] / 10000 ** (torch.arange(half) / half)
+        pairs = x.unflatten(-1, (half, 2)) if adjacent else x.unflatten(-1, (2, half)).transpose(-1, -2)
+        real, imaginary = pairs.unbind(-1)
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        return torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos), -1)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """q [s, heads, d], k and v [s, kv_heads, d]: query head h reads key/value head h // (heads / kv_heads)."""
+        each = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
+        scores = torch.einsum("shd,thd->hst", q, k) / q.shape[-1] ** 0.5
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return torch.einsum("hst,thd->shd", scores.masked_fill(later, float("-inf")).softmax(-1), v)
+
+    def attention(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        x = self.norm(x, at, "attn.input_norm")
+        q, k, v = self.mla(x, at) if (at, "mla.kv_up.k") in self.roles else self.gqa(x, at)
+        y = torch.einsum("shd,rhd->sr", self.attend(q, k, v), self.get(at, "attn.out"))
+        return self.plus_bias(y, at, "attn.out.bias")
+
+    def gqa(self, x: torch.Tensor, at: str) -> list[torch.Tensor]:
+        q, k, v = (
+            self.plus_bias(torch.einsum("sc,hdc->shd", x, self.get(at, f"attn.{n}")), at, f"attn.{n}.bias")
+            for n in "qkv"
+        )
+        q, k = self.norm(q, at, "attn.q_norm"), self.norm(k, at, "attn.k_norm")
+        return [self.rotate(q, adjacent=False), self.rotate(k, adjacent=False), v]
+
+    def mla(self, x: torch.Tensor, at: str) -> list[torch.Tensor]:
+        if (at, "mla.q_down") in self.roles:
+            reads = self.norm(x @ self.get(at, "mla.q_down").T, at, "mla.q_down_norm")
+            stem = "mla.q_up"
+        else:
+            reads, stem = x, "mla.q"
+        q_nope, q_rope = (torch.einsum("sr,hdr->shd", reads, self.get(at, f"{stem}.{n}")) for n in ("nope", "rope"))
+        latent = self.norm(x @ self.get(at, "mla.kv_down.latent").T, at, "mla.kv_norm")
+        k_nope, v = (torch.einsum("sr,hdr->shd", latent, self.get(at, f"mla.kv_up.{n}")) for n in "kv")
+        k_rope = self.rotate((x @ self.get(at, "mla.kv_down.rope").T)[:, None], adjacent=True)
+        q = torch.cat((q_nope, self.rotate(q_rope, adjacent=True)), -1)
+        return [q, torch.cat((k_nope, k_rope.expand(-1, q.shape[1], -1)), -1), v]
+
+    def gated(self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+    def feed_forward(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        x = self.norm(x, at, "mlp.norm")
+        if (at, "router") in self.roles:
+            return self.moe(x, at)
+        gate, up = (self.plus_bias(x @ self.get(at, f"mlp.{n}").T, at, f"mlp.{n}.bias") for n in ("gate", "up"))
+        y = (torch.nn.functional.silu(gate) * up) @ self.get(at, "mlp.down").T
+        return self.plus_bias(y, at, "mlp.down.bias")
+
+    def moe(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        logits, top = x @ self.get(at, "router").T, self.facts["moe_router_topk"]
+        if self.facts.get("moe_router_score_function") == "sigmoid":
+            scores = logits.sigmoid()
+            chosen = (scores + self.get(at, "router.correction")).topk(top).indices
+            weights = scores.gather(1, chosen)
+            weights = weights / weights.sum(-1, keepdim=True) * self.facts["moe_router_topk_scaling_factor"]
+        else:
+            values, chosen = logits.topk(top)
+            weights = values.softmax(-1)
+        parts = [self.get(at, f"expert.{n}") for n in ("gate", "up", "down")]
+        shared = [self.get(at, f"shared.{n}") for n in ("gate", "up", "down")]
+        y = self.gated(x, *shared)
+        for token in range(x.shape[0]):
+            for weight, expert in zip(weights[token], chosen[token], strict=True):
+                y[token] += weight * self.gated(x[token], *(part[expert] for part in parts))
+        return y
+
+    def layer(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        x = x + self.attention(x, at)
+        return x + self.feed_forward(x, at)
+
+    def hidden_states(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        """tokens [s] -> [s, column] each: the trunk's last normed hidden state, then every MTP layer's.
+
+        The MTP layer k reads the embedding of the token k + 1 ahead; past the end that is token 0.
+        """
+        embedding = self.get("", "embedding")
+        x = embedding[tokens]
+        for i in range(self.facts["num_layers"]):
+            x = self.layer(x, f"trunk.{i}")
+        states = [self.norm(x, "", "final_norm")]
+        for k in range(self.facts["mtp_num_layers"] or 0):
+            at = f"mtp.{k}"
+            tokens = torch.cat((tokens[1:], tokens.new_zeros(1)))
+            x = self.norm(embedding[tokens], at, "mtp.embedding_norm") @ self.get(at, "mtp.proj.embedding").T
+            x = x + self.norm(states[-1], at, "mtp.hidden_norm") @ self.get(at, "mtp.proj.hidden").T
+            states.append(self.norm(self.layer(x, at), at, "mtp.final_norm"))
+        return states
+
+    def logits(self, state: torch.Tensor) -> torch.Tensor:
+        """[s, tokens]; a model without a head of its own reads the embedding."""
+        return state @ self.roles.get(("", "head"), self.get("", "embedding")).T
