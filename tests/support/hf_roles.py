@@ -1,7 +1,7 @@
 """Tiny checkpoints whose names, shapes and meaning come from the real transformers, for the tests of the HF roles.
 
-Tensors are random normal F32, norms and biases included, so that nothing is zero or one by accident. MTP layers bear the
-names that DeepSeek publishes; the real ``MtpModel`` loads them (``mtp_model``), which proves the names.
+Tensors are random normal F32, norms and biases included, so that nothing is zero or one by accident. MTP layers bear
+the names that DeepSeek publishes; the real ``MtpModel`` loads them (``mtp_model``), which proves the names.
 """
 
 import functools
