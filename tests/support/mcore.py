@@ -203,7 +203,7 @@ def still_nan(model: Any) -> list[str]:
 
 @quietly
 def common_state(iteration_dir: Path) -> dict[str, Any]:
-    """What ``common.pt`` (0.16) or ``common_state`` (0.19) holds: ``args``, ``iteration``, ``checkpoint_version`` ..."""
+    """What ``common.pt`` (0.16) or ``common_state`` (0.19) holds: ``args``, ``iteration``, ..."""
     cpu_patches()
     model_parallel()
     from megatron.core import dist_checkpointing

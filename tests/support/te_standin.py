@@ -75,7 +75,7 @@ class Linear(_Module):
 
 
 class LayerNormLinear(Linear):
-    """``Linear`` with the norm before it fused in: ``layer_norm_weight`` [in] (and ``layer_norm_bias`` for LayerNorm)."""
+    """``Linear`` with the norm before it: ``layer_norm_weight`` [in] (and ``layer_norm_bias`` for LayerNorm)."""
 
     def __init__(self, in_features: int, out_features: int, *, normalization: str = "LayerNorm", **kwargs: Any) -> None:
         super().__init__(in_features, out_features, **kwargs)
@@ -201,7 +201,7 @@ def installed() -> bool:
 
 
 def install() -> None:
-    """Put the stand-in in place of ``transformer_engine``. Raises RuntimeError when megatron-core is already imported."""
+    """Put the stand-in in place of ``transformer_engine``. RuntimeError when megatron-core is already imported."""
     if installed():
         return
     if any(name == "megatron.core" or name.startswith("megatron.core.") for name in sys.modules):

@@ -1,0 +1,79 @@
+"""What the tests have the real megatron-core do in processes of its own (``mcore_ranks.run``)."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support import mcore
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load(
+    directories: list[str],
+    *,
+    spec: str,
+    dtype: str = "float32",
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    args: list[dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """For each iteration directory: a model of its own ``args``, NaN everywhere, then the real load.
+
+    Says per directory how many tensors the model has and which still hold a NaN.
+    """
+    results = []
+    for number, directory in enumerate(directories):
+        saved = args[number] if args else mcore.common_state(Path(directory))["args"]
+        model = mcore.model_from_args(saved, spec=spec, dtype=DTYPES[dtype], tp=tp, pp=pp, ep=ep)
+        nan = mcore.load_into(model, Path(directory))
+        results.append({"tensors": len(mcore.stored_tensors(model)), "nan": nan})
+    return results
+
+
+def resave(
+    source: str,
+    target: str,
+    *,
+    spec: str = "local",
+    dtype: str = "bfloat16",
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    change: bool = False,
+    padding: float | None = None,
+    vocab_rows: int | None = None,
+    with_args: bool = True,
+    optimizer: bool = False,
+) -> list[str]:
+    """Load the checkpoint directory ``source`` at these sizes with the real megatron-core and save it to ``target``.
+
+    ``change`` makes every value another one first (``changed``); ``padding`` fills the vocabulary rows at and after
+    ``args.vocab_size`` with a value. Returns the in-memory names of this rank's tensors.
+    """
+    saved = mcore.common_state(Path(source))["args"]
+    args = mcore.as_mapping(saved)
+    if vocab_rows is not None:
+        args["padded_vocab_size"] = vocab_rows
+    model = mcore.model_from_args(args, spec=spec, dtype=DTYPES[dtype], tp=tp, pp=pp, ep=ep)
+    nan = mcore.load_into(model, Path(source))
+    if vocab_rows is None:
+        assert not nan, f"left unloaded: {nan}"
+    with torch.no_grad():
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        for name in mcore.stored_tensors(model):
+            if change:
+                tensors[name].copy_(changed(tensors[name]))
+            if padding is not None and name.endswith(("word_embeddings.weight", "output_layer.weight")):
+                assert tp == 1, "padding rows are counted on the whole tensor"
+                tensors[name][args["vocab_size"] :] = padding
+    mcore.save_from(model, Path(target), args=args if with_args else None, optimizer=optimizer)
+    return sorted(mcore.stored_tensors(model))
+
+
+def changed(tensor: torch.Tensor) -> torch.Tensor:
+    """Another value in every element, by bit: the lowest bit of each element flipped. Its own inverse."""
+    view = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    return (tensor.contiguous().view(view) ^ 1).view(tensor.dtype)
