@@ -24,6 +24,7 @@ from mtpconvert.errors import CheckpointError, IncompleteError, some
 from mtpconvert.tensors import DTYPE_BITS, TensorSpec
 
 MAX_HEADER_BYTES = 100_000_000  # safetensors 0.8.0, tensor.rs: MAX_HEADER_SIZE
+_AGAIN = "download or save this file again"
 _FIELDS = {"dtype", "shape", "data_offsets"}
 _USIZE = 1 << 64
 _FOREIGN = (  # first bytes -> what the file really is, and what to do
@@ -66,14 +67,14 @@ def read_header(path: Path) -> Header:
                 raise _not_safetensors(raw + file.read(32), size, length, where)
             raw += file.read(length)
     except FileNotFoundError:
-        raise IncompleteError(f"{path.name} does not exist", where=where, next_step="download it again") from None
+        raise IncompleteError(f"{path.name} does not exist", where=where, next_step=_AGAIN) from None
     except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}", where=where) from None
+        raise damaged(f"{path.name} cannot be read: {error.strerror}", where) from None
     if len(raw) < 8 + length:
         raise IncompleteError(
             f"{path.name} is truncated inside its header: {size} bytes, the header alone is {8 + length}",
             where=where,
-            next_step="download or save this file again",
+            next_step=_AGAIN,
         )
     header = parse_header(raw, where)
     if size < header.end:
@@ -82,7 +83,7 @@ def read_header(path: Path) -> Header:
         raise CheckpointError(
             f"{path.name} has {size - header.end} trailing bytes: {size} bytes, its header accounts for {header.end}",
             where=where,
-            next_step="the file was appended to or overwritten by a longer one; save or download it again",
+            next_step="something was appended to it, or it lies over a longer file; " + _AGAIN,
         )
     return header
 
@@ -96,16 +97,16 @@ def parse_header(raw: bytes, where: str) -> Header:
     if len(raw) < 8 or length > MAX_HEADER_BYTES:
         raise _not_safetensors(raw[:40], len(raw), length, where)
     if len(raw) < 8 + length:
-        raise IncompleteError(f"a header of {8 + length} bytes has only {len(raw)}", where=where)
+        raise IncompleteError(f"a header of {8 + length} bytes has only {len(raw)}", where=where, next_step=_AGAIN)
     if len(raw) > 8 + length:
-        raise CheckpointError(f"{len(raw) - 8 - length} bytes follow a header of {8 + length}", where=where)
+        raise damaged(f"{len(raw) - 8 - length} bytes follow a header of {8 + length}", where)
     with no_gc():
         table = parse_json_object(raw[8:], where, "header")
         metadata = table.pop("__metadata__", None)
         if metadata is not None and not (
             isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
         ):
-            raise CheckpointError("__metadata__ is not an object of strings", where=where)
+            raise damaged("__metadata__ is not an object of strings", where)
         # one plain loop: with 46,183 tensors this is where the time goes
         placed: list[tuple[int, int, str, TensorSpec]] = []
         for name, entry in table.items():
@@ -129,7 +130,7 @@ def parse_header(raw: bytes, where: str) -> Header:
             at = end
         start = 8 + length
         if start + at >= 1 << 63:
-            raise CheckpointError(f"the header asks for a file of {start + at} bytes", where=where)
+            raise damaged(f"the header asks for a file of {start + at} bytes", where)
         specs = tuple([spec for _, _, _, spec in placed])
         return Header(raw, specs, tuple([start + begin for begin, _, _, _ in placed]), start + at, metadata)
 
@@ -143,7 +144,7 @@ def parse_json_object(raw: bytes, where: str, what: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) != len(pairs):
-            raise CheckpointError(f"the {what} names {some(_repeated(pairs))} twice", where=where)
+            raise damaged(f"the {what} names {some(_repeated(pairs))} twice", where)
         return table
 
     def integer(text: str) -> int:
@@ -161,15 +162,20 @@ def parse_json_object(raw: bytes, where: str, what: str) -> dict[str, Any]:
         parse_int = integer if "-0" in text else None  # None: the fast way
         table = json.loads(text, object_pairs_hook=unique, parse_constant=constant, parse_int=parse_int)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"the {what} is not valid JSON: {error}", where=where) from None
+        raise damaged(f"the {what} is not valid JSON: {error}", where) from None
     if not isinstance(table, dict):
-        raise CheckpointError(f"the {what} is not a JSON object", where=where)
+        raise damaged(f"the {what} is not a JSON object", where)
     return table
+
+
+def damaged(what: str, where: str) -> CheckpointError:
+    """The refusal of a file that no right writer makes."""
+    return CheckpointError(what, where=where, next_step=_AGAIN)
 
 
 @contextmanager
 def no_gc() -> Iterator[None]:
-    """Hold the cyclic garbage collector: parsing makes no cycles, and its passes were 40 % of the parsing time."""
+    """Hold the cyclic garbage collector: parsing makes no cycles, and its passes only cost time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -203,12 +209,12 @@ def _not_safetensors(head: bytes, size: int, length: int, where: str) -> Checkpo
         return IncompleteError(
             f"{name} is truncated: {size} bytes, a safetensors file has at least 8",
             where=where,
-            next_step="download or save this file again",
+            next_step=_AGAIN,
         )
-    return CheckpointError(
+    return damaged(
         f"{name} is no safetensors file: its first 8 bytes ask for a header of {length} bytes, the format allows "
         f"{MAX_HEADER_BYTES}",
-        where=where,
+        where,
     )
 
 
@@ -222,36 +228,36 @@ def _truncated(header: Header, size: int, path: Path) -> IncompleteError:
         f"{path.name} is truncated: {header.end} bytes expected, {size} found; {len(lost)} of {len(header.specs)} "
         f"tensors affected, the first is {lost[0]}",
         where=str(path),
-        next_step="download or save this file again",
+        next_step=_AGAIN,
     )
 
 
 def _entry_fault(name: str, entry: Any, where: str) -> CheckpointError:
     """What exactly is wrong with the header entry of one tensor."""
     if not isinstance(entry, dict):
-        return CheckpointError(f"tensor {name}: its header entry is not an object", where=where)
+        return damaged(f"tensor {name}: its header entry is not an object", where)
     if set(entry) != _FIELDS:
         missing, unknown = sorted(_FIELDS - set(entry)), sorted(set(entry) - _FIELDS)
         parts = [f"lacks {some(missing)}"] * bool(missing) + [f"has unknown {some(unknown)}"] * bool(unknown)
-        return CheckpointError(f"tensor {name}: its header entry {' and '.join(parts)}", where=where)
+        return damaged(f"tensor {name}: its header entry {' and '.join(parts)}", where)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        return CheckpointError(f"tensor {name}: unknown dtype {reprlib.repr(dtype)}", where=where)
+        return damaged(f"tensor {name}: unknown dtype {reprlib.repr(dtype)}", where)
     for what, value in (("shape", shape), ("data_offsets", offsets)):
         if not isinstance(value, list) or not all(type(number) is int and 0 <= number < _USIZE for number in value):
             shown = reprlib.repr(value)
-            return CheckpointError(f"tensor {name}: {what} {shown} is no list of integers >= 0", where=where)
+            return damaged(f"tensor {name}: {what} {shown} is no list of integers >= 0", where)
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        return CheckpointError(f"tensor {name}: data_offsets {offsets} are not a begin and an end", where=where)
+        return damaged(f"tensor {name}: data_offsets {offsets} are not a begin and an end", where)
     bits = prod(shape) * DTYPE_BITS[dtype]
     if bits % 8:
-        return CheckpointError(f"tensor {name}: {dtype} {shape} does not fill whole bytes ({bits} bits)", where=where)
+        return damaged(f"tensor {name}: {dtype} {shape} does not fill whole bytes ({bits} bits)", where)
     if bits == (offsets[1] - offsets[0]) * 8:
-        return CheckpointError(f"tensor {name}: the product of its shape {shape} overflows 64 bits", where=where)
-    return CheckpointError(
+        return damaged(f"tensor {name}: the product of its shape {shape} overflows 64 bits", where)
+    return damaged(
         f"tensor {name}: {dtype} {shape} is {bits // 8} bytes, its data_offsets {offsets} hold "
         f"{offsets[1] - offsets[0]}",
-        where=where,
+        where,
     )
 
 
@@ -260,4 +266,4 @@ def _tiling_fault(spec: TensorSpec, begin: int, expected: int, where: str) -> Ch
         fault = f"a hole of {begin - expected} bytes lies before tensor {spec.name}"
     else:
         fault = f"tensor {spec.name} overlaps the tensor before it by {expected - begin} bytes"
-    return CheckpointError(f"{fault} (it begins at {begin} of the data, {expected} is next)", where=where)
+    return damaged(f"{fault} (it begins at {begin} of the data, {expected} is next)", where)

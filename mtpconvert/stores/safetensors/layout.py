@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from mtpconvert.errors import CheckpointError, some
-from mtpconvert.stores.safetensors.header import Header, no_gc, parse_json_object
+from mtpconvert.stores.safetensors.header import Header, damaged, no_gc, parse_json_object
 from mtpconvert.tensors import Inventory, TensorSpec
 
 INDEX_NAME = "model.safetensors.index.json"  # transformers/utils/__init__.py: SAFE_WEIGHTS_INDEX_NAME
@@ -61,7 +61,9 @@ class SafetensorsLayout:
                         next_step="loaders differ in which one they take; remove one of the two from its file",
                     )
         if not held:
-            raise CheckpointError("there is not a single tensor in this checkpoint", where=self.where)
+            raise CheckpointError(
+                "there is not a single tensor in this checkpoint", where=self.where, next_step="check the path"
+            )
         if self.index is not None:
             where = f"{self.where}/{self.index.name}"
             if self.index.weight_map != held:
@@ -97,12 +99,12 @@ class SafetensorsLayout:
         """``total_size`` must be right where it is; ``total_parameters`` counts modules, so it is only remarked on."""
         metadata = {} if index.metadata is None else index.metadata
         if not isinstance(metadata, dict):
-            raise CheckpointError("metadata of the index is not an object", where=where)
+            raise damaged("metadata of the index is not an object", where)
         size = metadata.get("total_size")
         if size is None:
             yield f"{index.name} has no total_size; the tensors are {self.total_size} bytes"
         elif isinstance(size, bool) or not isinstance(size, int | float):
-            raise CheckpointError(f"total_size of the index is {size!r}, not a number", where=where)
+            raise damaged(f"total_size of the index is {size!r}, not a number", where)
         elif size != self.total_size:
             raise CheckpointError(
                 f"total_size of the index is {size}, the tensors in the files are {self.total_size} bytes",
@@ -119,12 +121,10 @@ def parse_index(raw: bytes, where: str, name: str = INDEX_NAME) -> Index:
     index = parse_json_object(raw, where, "index")
     mapped = index.get("weight_map")
     if not isinstance(mapped, dict) or not mapped:
-        raise CheckpointError("the index has no weight_map", where=where)
+        raise damaged("the index has no weight_map", where)
     for tensor, file in mapped.items():
         if not isinstance(file, str) or "/" in file or "\\" in file or not file.endswith(".safetensors"):
-            raise CheckpointError(
-                f"weight_map puts tensor {tensor} in {file!r}, which is no *.safetensors file name", where=where
-            )
+            raise damaged(f"weight_map puts tensor {tensor} in {file!r}, which is no *.safetensors file name", where)
     return Index(raw, name, mapped, index.get("metadata"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mtpconvert.errors import CheckpointError, IncompleteError, some
 from mtpconvert.stores.base import Chunk
-from mtpconvert.stores.safetensors.header import Header, no_gc, parse_header, read_header
+from mtpconvert.stores.safetensors.header import Header, damaged, no_gc, parse_header, read_header
 from mtpconvert.stores.safetensors.layout import INDEX_NAME, SINGLE_NAME, Index, SafetensorsLayout, Shard, parse_index
 from mtpconvert.tensors import DTYPE_BITS, Inventory, TensorSpec
 
@@ -30,7 +30,9 @@ class SafetensorsReader:
         try:
             names = sorted(entry.name for entry in root.iterdir())
         except OSError as error:
-            raise CheckpointError(f"{root} cannot be listed: {error.strerror}", where=str(root)) from None
+            raise CheckpointError(
+                f"{root} cannot be listed: {error.strerror}", where=str(root), next_step="give a directory"
+            ) from None
         files = {name: root / name for name in names if name.endswith(".safetensors")}
         self.layout = _assemble(files, read_header, _read_index(root, names), str(root))
 
@@ -121,7 +123,7 @@ def _read_index(root: Path, names: Iterable[str]) -> Index | None:
     try:
         raw = (root / indices[0]).read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{indices[0]} cannot be read: {error.strerror}", where=str(root)) from None
+        raise damaged(f"{indices[0]} cannot be read: {error.strerror}", str(root)) from None
     return parse_index(raw, f"{root}/{indices[0]}", indices[0])
 
 
@@ -180,7 +182,7 @@ def _surplus(
 
 def _check_no_index_needed(names: list[str], where: str) -> None:
     if not names:
-        raise CheckpointError("there are no *.safetensors files here", where=where)
+        raise CheckpointError("there are no *.safetensors files here", where=where, next_step="check the path")
     numbered = [match for name in names if (match := _NUMBERED.fullmatch(name)) and int(match[3]) > 1]
     if numbered:
         wanted = [

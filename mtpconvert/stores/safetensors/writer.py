@@ -45,9 +45,9 @@ class SafetensorsWriter:
     def finish_chunk(self, name: str, number: int, crc32: int) -> None:
         """Take note that the tensor ``name`` is complete; ``crc32`` has no place in this format."""
         if number != 0 or name not in self._places:
-            raise TargetError(f"tensor {name} has no chunk {number} here", where=str(self.tmp_root))
+            raise self._misuse(f"tensor {name} has no chunk {number} here")
         if self._places[name][1].nbytes and name not in self._pending:
-            raise TargetError(f"tensor {name} was written twice", where=str(self.path(self._places[name][0])))
+            raise self._misuse(f"tensor {name} was written twice")
         self._pending.discard(name)
 
     def commit(self) -> None:
@@ -57,10 +57,7 @@ class SafetensorsWriter:
         """
         if self._pending:
             unwritten = [name for name in self._places if name in self._pending]
-            raise TargetError(
-                f"{len(unwritten)} of {len(self._places)} tensors were never written: {some(unwritten)}",
-                where=str(self.tmp_root),
-            )
+            raise self._misuse(f"{len(unwritten)} of {len(self._places)} tensors were never written: {some(unwritten)}")
         for number in range(len(self.layout.shards)):
             with _naming(self.path(number)):
                 _sync(self.path(number))
@@ -71,6 +68,10 @@ class SafetensorsWriter:
                 _sync(path)
         with _naming(self.tmp_root):
             _sync(self.tmp_root)
+
+    def _misuse(self, what: str) -> TargetError:
+        """The refusal of calls that cannot make a whole checkpoint: a fault in the caller, not in the disk."""
+        return TargetError(what, where=str(self.tmp_root), next_step="nothing was published; report this as a bug")
 
     def _create_file(self, path: Path, shard: Shard) -> None:
         header = shard.header
@@ -96,7 +97,11 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TargetError(f"cannot write {path.name}: {error.strerror}", where=str(path)) from error
+        raise TargetError(
+            f"cannot write {path.name}: {error.strerror}",
+            where=str(path),
+            next_step="check free space and permissions of the target, then start again",
+        ) from error
 
 
 def _sync(path: Path) -> None:
