@@ -42,15 +42,13 @@ def elect(group: list[Placement], side: str) -> tuple[list[Placement], list[Pair
 
 
 def _near(group: list[Placement], part: Box) -> list[Placement]:
-    """Those of a sorted, disjoint group that may meet ``part``: not more than a stretch along the first axis."""
-    if len(group) < 8 or not part:
+    """Those of a sorted group that may meet ``part``. Exact where all are one wide along the first axis (experts)."""
+    if len(group) < 8 or not part or any(other.part[0][1] - other.part[0][0] != 1 for other in (group[0], group[-1])):
         return group
-    start, stop = part[0]
-    low = max(0, bisect_left(group, (start, 0), key=lambda other: other.part[0]) - 1)
-    high = bisect_left(group, (stop, 0), key=lambda other: other.part[0])
-    widest = max(other.part[0][1] - other.part[0][0] for other in group[:1])
-    while low > 0 and group[low - 1].part[0][1] + widest > start:
-        low -= 1
+    low = bisect_left(group, part[0][0], key=lambda other: other.part[0][0])
+    high = bisect_left(group, part[0][1], key=lambda other: other.part[0][0])
+    if low and group[low - 1].part[0][1] > part[0][0]:
+        return group  # not one wide after all
     return group[low:high]
 
 
@@ -81,10 +79,6 @@ def uncovered(group: list[Placement], other: list[Placement]) -> bool:
 
     shared = sum(volume(part) for a in group for b in _near(other, a.part) if (part := meet(a.part, b.part)))
     return shared != sum(volume(a.part) for a in group)
-
-
-def role_extent(group: list[Placement]) -> tuple[int, ...]:
-    return group[0].role.shape
 
 
 def role_words(role: Role) -> str:

@@ -20,6 +20,7 @@ from mtpconvert.tensors import DTYPE_BITS, Block, Box, Shape
 
 WINDOW = 1 << 20
 _SPAN = 1 << 20
+_OPEN_FILES = 48  # per side and thread, well below the usual limit of 1,024
 _SHORT = 8192  # runs below this many bytes are read as a span
 
 
@@ -32,6 +33,8 @@ class Files:
 
     def descriptor(self, file: int) -> int:
         if file not in self._open:
+            if len(self._open) >= _OPEN_FILES:
+                os.close(self._open.pop(next(iter(self._open))))
             self._open[file] = os.open(self.paths[file], os.O_RDONLY | getattr(os, "O_BINARY", 0))
         return self._open[file]
 

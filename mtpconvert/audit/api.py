@@ -1,0 +1,115 @@
+"""``audit(left, right) -> Report``: the order of the checks. Pure: reads the two sides, prints nothing, changes nothing."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+from mtpconvert.audit.arguments_check import check_arguments
+from mtpconvert.audit.bits import Bits, audit_bits
+from mtpconvert.audit.counts import check_counts
+from mtpconvert.audit.describe import Description, describe
+from mtpconvert.audit.dtypes import check_dtypes
+from mtpconvert.audit.findings import Finding, Severity, finding
+from mtpconvert.audit.ledger import ledger_findings, make_ledger, trunk_lost
+from mtpconvert.audit.mass import check_mass
+from mtpconvert.audit.mtp import MtpLayers, mtp_layers
+from mtpconvert.audit.plan import Plan, make_plan, missing_findings
+from mtpconvert.audit.quantised import check_quantisation
+from mtpconvert.audit.readers.opening import open_side
+from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.report_model import Report, SideSummary, TensorState
+from mtpconvert.audit.sidefiles import check_remote_code, check_side_files
+from mtpconvert.audit.waivers import Waiver, apply_waivers
+
+LEVELS = ("headers", "bits")
+
+
+def audit(
+    left: Path,
+    right: Path,
+    *,
+    level: str = "bits",
+    trained: bool = False,
+    waivers: list[Waiver] | None = None,
+    today: date | None = None,
+) -> Report:
+    """Say whether ``right`` is what ``left`` became.
+
+    ``level``: "headers" reads names, shapes, dtypes and configs; "bits" every byte too. ``trained``: a training lies
+    between the two, so values must differ. CheckpointError where a side cannot be read at all.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"level {level!r}: one of {LEVELS}")
+    one, two = open_side(left, "left"), open_side(right, "right")
+    here, there = mtp_layers(one), mtp_layers(two)
+    about_one, about_two = _descriptions(one, two)
+    plan = make_plan(one, two, about_one, about_two)
+    findings = [*one.findings, *two.findings]
+    findings += check_counts(one, here) + check_counts(two, there, base=one)
+    findings += check_quantisation(one, here) + check_quantisation(two, there)
+    findings += check_arguments(one, two) + check_remote_code(one) + check_remote_code(two)
+    if one.is_huggingface and two.is_huggingface:
+        findings += check_side_files(one, two)
+    findings += check_dtypes(one, two, about_one, about_two, plan)
+    bits = audit_bits(one, two, about_one, about_two, plan, trained) if level == "bits" else Bits()
+    findings += plan.findings + bits.findings
+    findings += check_mass(one, two, plan) + missing_findings(plan, one, two, here, there)
+    ledger = make_ledger(one, two, here, there, about_one, about_two, bits.equal if level == "bits" else None)
+    findings += ledger_findings(one, two, here, there, ledger) + trunk_lost(one, plan.missing, here)
+    if trained and level == "bits":
+        from mtpconvert.audit.trained import check_trained
+
+        findings += check_trained(one, two, about_one, about_two, plan, bits, here, there)
+    findings = _settle(findings, plan, waivers or [], today or date.today())
+    return Report(
+        _summary(one), _summary(two), level, trained, ledger,
+        len(plan.matched), bits.nbytes, findings, _states(one, two, plan, bits, here, there, level), bits.copies,
+    )  # fmt: skip
+
+
+def _descriptions(one: Side, two: Side) -> tuple[Description, Description]:
+    """Meanings are worked out for both sides; where both are of one framework they only help to word and explain."""
+    if one.kind == two.kind and one.inventory == two.inventory and one.config == two.config:
+        first = describe(one, two)
+        return first, first if one.is_huggingface else describe(two, one)
+    return describe(one, two), describe(two, one)
+
+
+def _settle(findings: list[Finding], plan: Plan, waivers: list[Waiver], today: date) -> list[Finding]:
+    """Drop repeats, add "nothing was compared", apply waivers, order by severity."""
+    if not plan.matched and not any(f.code == "architecture-unknown" for f in findings):
+        findings.append(finding("nothing-compared", "not one tensor of the two sides could be matched", side="both"))
+    elif not plan.matched:
+        findings.append(finding("nothing-compared", "without meanings no tensor could be matched", side="both"))
+    unique = list({(f.code, f.side, f.tensor, f.message): f for f in findings}.values())
+    unique += apply_waivers(unique, waivers, today)
+    return sorted(unique, key=lambda f: (f.waived_by is not None, -int(f.severity), not f.detail.get("mtp"), f.code))
+
+
+def _summary(side: Side) -> SideSummary:
+    return SideSummary(str(side.root), side.kind, side.layout, len(side.inventory), side.bytes_total)
+
+
+def _states(
+    one: Side, two: Side, plan: Plan, bits: Bits, here: MtpLayers, there: MtpLayers, level: str
+) -> list[TensorState]:  # fmt: skip
+    """The state of every tensor of the right, and of those of the left that are missing there."""
+    extra, mtp = set(plan.unexpected), there.all_names() | here.all_names()
+    states = [
+        TensorState(
+            name,
+            "unexpected" if name in extra else "equal" if name in bits.equal else "differs" if name in bits.unequal else "unread",
+            name in mtp, spec.shape, spec.dtype,
+        )
+        for name, spec in two.inventory.items()
+    ]  # fmt: skip
+    for name in plan.missing:
+        spec = one.inventory.get(name)
+        states.append(TensorState(name, "missing", name in mtp or name.startswith("mtp."), spec.shape if spec else (), spec.dtype if spec else ""))
+    return states
+
+
+def worst(report: Report) -> Severity:
+    """The highest severity that is not waived."""
+    return max((f.severity for f in report.findings if f.waived_by is None), default=Severity.NOTE)

@@ -1,0 +1,58 @@
+"""Megatron arguments against the other side's: those that change what stored numbers mean, and those that must agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mtpconvert.audit.facts import COMPARED, facts_from_config
+from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.roles.megatron import meaning_arguments
+
+
+def check_arguments(left: Side, right: Side) -> list[Finding]:
+    """Findings about the arguments of each Megatron side; a side without arguments has none to check."""
+    found: list[Finding] = []
+    for side, other in ((left, right), (right, left)):
+        if side.is_huggingface or side.arguments is None:
+            continue
+        if other.is_huggingface:
+            wanted = facts_from_config(other.config or {})
+            found += _disagreements(side, wanted)
+            found += [
+                finding("argument-mismatch", f"{name} = {value!r}: {why}", side=side.label)
+                for name, value, why in meaning_arguments(side.arguments)
+                if not _meant(name, value, other.config or {})
+            ]
+    if not left.is_huggingface and not right.is_huggingface and left.arguments and right.arguments:
+        before = dict((name, value) for name, value, _ in meaning_arguments(left.arguments))
+        after = dict((name, value) for name, value, _ in meaning_arguments(right.arguments))
+        for name in sorted(before.keys() | after.keys()):
+            if before.get(name) != after.get(name):
+                text = f"{name} was {before.get(name)!r} and is {after.get(name)!r}: the same numbers now mean something else"
+                found.append(finding("argument-mismatch", text))
+        found += _disagreements(right, {key: left.arguments[key] for key in COMPARED if key in left.arguments})
+    return found
+
+
+def _meant(name: str, value: Any, config: dict[str, Any]) -> bool:
+    """Whether the model itself asks for the value: DeepSeek rotates pairs, and Megatron must be told so."""
+    if name == "rotary_interleaved":
+        return bool(config.get("rope_interleave", "kv_lora_rank" in config)) == bool(value)
+    return False
+
+
+def _disagreements(side: Side, wanted: dict[str, Any]) -> list[Finding]:
+    have = side.arguments or {}
+    found: list[Finding] = []
+    for name, why in COMPARED.items():
+        if name not in wanted or have.get(name) is None:
+            continue
+        mine, theirs = have[name], wanted[name]
+        if name == "moe_layer_freq" and isinstance(mine, int):
+            mine = [int(layer % mine == 0) for layer in range(have.get("num_layers") or 0)]
+        if name == "num_query_groups" and have.get("group_query_attention") is False:
+            continue
+        if (list(mine) if isinstance(mine, tuple) else mine) != theirs:
+            found.append(finding("argument-mismatch", f"{name} is {mine!r}, it should be {theirs!r}: {why}", side=side.label))
+    return found

@@ -1,0 +1,170 @@
+"""Config against names: MTP count keys at every level, layers, experts, per-layer lists, vocabulary, tie."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.mtp import UNDECLARED_IS_USUAL, MtpLayers, count_keys, declared, trunk_layers
+from mtpconvert.audit.readers.side import Side
+
+_EXPERT = re.compile(r"^(?P<stem>.+\.experts)\.(?P<e>\d+)\.", re.A)
+_TRUNK = re.compile(r"^(?:(?:model|language_model|llm|backbone|transformer|module|decoder)\.)*(?:decoder\.)?layers\.(?P<n>\d+)\.", re.A)
+
+
+def check_counts(side: Side, mtp: MtpLayers, base: Side | None = None) -> list[Finding]:
+    """Every disagreement between what the config (or the arguments) counts and what the names count."""
+    found = [*_mtp_counts(side, mtp), *_layer_set(side, mtp), *_expert_sets(side), *_names(side)]
+    if side.is_huggingface:
+        found += [*_layer_lists(side, mtp), *_vocabulary(side), *_head(side), *_dtype(side)]
+    if base is not None and base.is_huggingface and side.is_huggingface:
+        found += _changed_counts(base, side)
+    return found
+
+
+def _mtp_counts(side: Side, mtp: MtpLayers) -> list[Finding]:
+    source = side.config if side.is_huggingface else side.arguments
+    label = "config.json" if side.is_huggingface else "arguments"
+    found: list[Finding] = []
+
+    def fault(code: str, message: str) -> None:
+        found.append(finding(code, f"{label}: {message}", side=side.label, mtp=True))
+
+    counts = list(count_keys(source))
+    stored = mtp.layers
+    model_type = str((source or {}).get("model_type", ""))
+    for count in counts:
+        if count.value is None:
+            if side.is_huggingface:
+                fault("mtp-count-null", f"{count.path} is null; the names say {stored}")
+        elif stored and count.value != stored and not (_repeated(source) and stored == 1 and count.value):
+            if not (model_type.startswith("hy_v4") and stored == max(count.value - 1, 1)):
+                fault("mtp-count-mismatch", f"{count.path} says {count.value}, {stored} MTP layers are stored")
+    numbers = {count.value for count in counts if count.value is not None}
+    if len(numbers) > 1:
+        fault("mtp-count-contradiction", ", ".join(f"{count.path} = {count.value}" for count in counts))
+    if stored and source and not numbers and model_type not in UNDECLARED_IS_USUAL:
+        fault("mtp-undeclared", f"{stored} MTP layers are stored and no count key says so")
+    return found
+
+
+def _repeated(source: dict[str, Any] | None) -> bool:
+    return any((source or {}).get(key) for key in ("mtp_use_repeated_layer", "mtp_share_layers"))
+
+
+def _changed_counts(base: Side, side: Side) -> list[Finding]:
+    before = {count.path: count.value for count in count_keys(base.config)}
+    after = {count.path: count.value for count in count_keys(side.config)}
+    missing = object()
+    return [
+        finding(
+            "mtp-count-changed",
+            f"config.json: {path} was {before.get(path, '(absent)')} and is {after.get(path, '(absent)')}",
+            side="right",
+            mtp=True,
+        )
+        for path in sorted(before.keys() | after.keys())
+        if before.get(path, missing) != after.get(path, missing)
+    ]
+
+
+def _layer_set(side: Side, mtp: MtpLayers) -> list[Finding]:
+    """Trunk layers by name are 0 to n-1, and n is the config's."""
+    mtp_names = mtp.all_names()
+    numbers = {int(m["n"]) for name in side.inventory if name not in mtp_names and (m := _TRUNK.match(name))}
+    source = side.config if side.is_huggingface else side.arguments
+    count = trunk_layers(source)
+    if not numbers or count is None:
+        return []
+    lost, extra = sorted(set(range(count)) - numbers), sorted(numbers - set(range(count)))
+    if not lost and not extra:
+        return []
+    text = f"{count} layers declared; without a tensor: {lost or 'none'}; beyond them: {extra or 'none'}"
+    return [finding("layer-set", text, side=side.label)]
+
+
+def _expert_sets(side: Side) -> list[Finding]:
+    sets: dict[str, set[int]] = defaultdict(set)
+    for name in side.inventory:
+        if ".experts." in name and (match := _EXPERT.match(name)):
+            sets[match["stem"]].add(int(match["e"]))
+    wanted = max((len(numbers) for numbers in sets.values()), default=0)
+    return [
+        finding("expert-set", f"{stem} holds experts {sorted(numbers)[:8]}, expected 0 to {wanted - 1}", side=side.label, tensor=f"{stem}.*")
+        for stem, numbers in sets.items()
+        if numbers != set(range(max(wanted, max(numbers) + 1)))
+    ]  # fmt: skip
+
+
+def _names(side: Side) -> list[Finding]:
+    found: list[Finding] = []
+    spellings = {part for name in side.inventory for part in ("transformer_layer", "mtp_model_layer")
+                 if name.startswith("mtp.layers.") and f".{part}." in name}  # fmt: skip
+    if len(spellings) > 1:
+        found.append(finding("spelling-mixed", "mtp.layers.* is spelt transformer_layer and mtp_model_layer", side=side.label))
+    repeated = [name for name in side.inventory if any(
+        a == b and not a.isdigit() and a != "experts" for a, b in zip(name.split("."), name.split(".")[1:], strict=False))]  # fmt: skip
+    if repeated:
+        text = f"{len(repeated)} names repeat a path segment, the first is {repeated[0]}"
+        found.append(finding("segment-repeated", text, side=side.label, tensor=repeated[0], count=len(repeated)))
+    return found
+
+
+def _layer_lists(side: Side, mtp: MtpLayers) -> list[Finding]:
+    """``layer_types`` and the like have one entry per trunk layer, or one more per MTP layer."""
+    found: list[Finding] = []
+    for path, level in _levels(side.config or {}):
+        count = level.get("num_hidden_layers")
+        if not isinstance(count, int):
+            continue
+        allowed = {count, count + mtp.layers, count + (declared(side) or 0)}
+        for key in ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types"):
+            value = level.get(key)
+            if isinstance(value, list) and len(value) not in allowed:
+                text = f"config.json: {path}{key} has {len(value)} entries, the model {count} trunk and {mtp.layers} MTP layers"
+                found.append(finding("layer-list-length", text, side=side.label))
+    return found
+
+
+def _levels(config: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    inner = [(f"{path}{key}.", value) for key, value in config.items() if isinstance(value, dict)]
+    return [(path, config)] + [pair for prefix, value in inner for pair in _levels(value, prefix)]
+
+
+def _vocabulary(side: Side) -> list[Finding]:
+    sizes = [level["vocab_size"] for _, level in _levels(side.config or {}) if isinstance(level.get("vocab_size"), int)]
+    found: list[Finding] = []
+    for name, spec in side.inventory.items():
+        if not name.endswith(("embed_tokens.weight", "lm_head.weight", "word_embeddings.weight")) or len(spec.shape) != 2:
+            continue
+        if sizes and spec.shape[0] not in sizes:
+            few = spec.shape[0] < max(sizes)
+            text = f"{name} has {spec.shape[0]} rows, vocab_size is {max(sizes)}"
+            found.append(finding("vocab-rows" if few else "vocab-padding", text, side=side.label, tensor=name))
+    return found
+
+
+def _head(side: Side) -> list[Finding]:
+    """Output head: stored, tied (flag at any level), or lost."""
+    names = [name for name in side.inventory if name.endswith(("lm_head.weight", "output.weight")) and "mtp" not in name]
+    embedding = any(name.endswith(("embed_tokens.weight", "word_embeddings.weight")) for name in side.inventory)
+    flags = [level["tie_word_embeddings"] for _, level in _levels(side.config or {}) if "tie_word_embeddings" in level]
+    if names or not embedding or side.config is None:
+        return []
+    if any(flags):
+        return [finding("head-tied", "lm_head: tied to the embedding (config says so, no tensor)", side=side.label)]
+    if flags:
+        return [finding("head-missing", "no lm_head.weight, and tie_word_embeddings is false", side=side.label)]
+    return []
+
+
+def _dtype(side: Side) -> list[Finding]:
+    names = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+    config = side.config or {}
+    says = names.get(str(config.get("dtype") or config.get("torch_dtype") or ""))
+    stored = {spec.dtype for spec in side.inventory.values() if len(spec.shape) >= 2}
+    if says is None or not stored or says in stored or "quantization_config" in config:
+        return []
+    return [finding("dtype-config", f"config.json says {says}, the matrices are {', '.join(sorted(stored))}", side=side.label)]

@@ -1,0 +1,76 @@
+"""A side with its meanings: what its framework's half of the description says about each tensor, checked as a cover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mtpconvert.audit.cover import check_cover
+from mtpconvert.audit.facts import facts_from_config
+from mtpconvert.audit.findings import Finding
+from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.roles import huggingface, megatron
+from mtpconvert.audit.roles.algebra import Placement
+from mtpconvert.errors import MtpConvertError
+
+
+@dataclass(slots=True)
+class Description:
+    """``usable``: placements on tensors that are there, an exact cover of each of them. ``absent``: placements on
+    tensors that are not there (copies left out). ``why_not``: why there is no description at all."""
+
+    usable: list[Placement] = field(default_factory=list)
+    absent: list[Placement] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    why_not: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def known(self) -> bool:
+        return not self.why_not
+
+    def places_of(self) -> dict[str, str]:
+        """Tensor name -> place ("mtp.0") for every placement, absent ones too."""
+        return {p.block.tensor: p.role.place for p in (*self.usable, *self.absent)}
+
+
+def describe(side: Side, other: Side) -> Description:
+    """The description of ``side``; the other side's config fills in what a Megatron checkpoint does not say."""
+    try:
+        if side.is_huggingface:
+            facts: dict[str, Any] = {}
+            placements = huggingface.placements(side.config or {}, side.inventory)
+        else:
+            facts = megatron_facts(side, other)
+            placements = megatron.placements(facts, side.inventory)
+    except MtpConvertError as error:
+        return Description(why_not=str(error))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        return Description(why_not=f"the config does not describe a model of this architecture ({error!r})")
+    there = [placement for placement in placements if placement.block.tensor in side.inventory]
+    absent = [p for p in placements if p.block.tensor not in side.inventory and not p.copy]
+    usable, findings = check_cover(side, there)
+    return Description(usable, absent, findings, "", facts)
+
+
+def megatron_facts(side: Side, other: Side) -> dict[str, Any]:
+    """The checkpoint's own arguments first; what they leave open from the other side's config or arguments."""
+    source = other.config if other.is_huggingface else None
+    derived = facts_from_config(source) if source else {}
+    own = side.arguments or (other.arguments if not other.is_huggingface else None)
+    if own is None:
+        return {**derived, **_flags(side)}
+    facts = dict(own)
+    if derived.get("vocab_size") is not None:
+        facts["vocab_size"] = derived["vocab_size"]
+    return facts
+
+
+def _flags(side: Side) -> dict[str, Any]:
+    """Flags that say only whether a module is there: read off the names, where one layer has it all must."""
+    endings = {
+        "add_qkv_bias": (".linear_qkv.bias",),
+        "qk_layernorm": (".q_layernorm.weight", ".linear_q_up_proj.layer_norm_weight"),
+        "moe_router_enable_expert_bias": (".router.expert_bias",),
+    }
+    return {flag: True for flag, ends in endings.items() if any(name.endswith(ends) for name in side.inventory)}

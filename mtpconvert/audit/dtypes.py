@@ -1,0 +1,34 @@
+"""Dtypes that changed, without reading a byte; and tensors that a framework always keeps in float32."""
+
+from __future__ import annotations
+
+from mtpconvert.audit.describe import Description
+from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.pairs import Pair
+from mtpconvert.audit.plan import Plan
+from mtpconvert.audit.readers.side import Side
+
+
+def check_dtypes(left: Side, right: Side, one: Description, two: Description, plan: Plan) -> list[Finding]:
+    """One finding per right tensor whose dtype is not its source's. ``bits`` adds what it did to the values."""
+    seen: dict[str, Finding] = {}
+    for pair in plan.pairs:
+        before, after = dtypes_of(pair, left, right)
+        if before == after or pair.right.tensor in seen:
+            continue
+        narrower = right_bits(after) < right_bits(before)
+        text = f"{pair.right.tensor}: {before} on the left ({pair.left.tensor}), {after} on the right"
+        code = "narrowed" if narrower else "dtype-changed"
+        seen[pair.right.tensor] = finding(code, text, side="both", tensor=pair.right.tensor, other=pair.left.tensor)
+    return list(seen.values())
+
+
+def dtypes_of(pair: Pair, left: Side, right: Side) -> tuple[str, str]:
+    first = right if pair.copy == "right" else left
+    second = left if pair.copy == "left" else right
+    return first.inventory[pair.left.tensor].dtype, second.inventory[pair.right.tensor].dtype
+
+
+def right_bits(dtype: str) -> int:
+    """Bits of precision that matter for "narrower": mantissa bits of a float, all bits of an integer."""
+    return {"F64": 52, "F32": 23, "F16": 10, "BF16": 7, "F8_E4M3": 3, "F8_E5M2": 2, "F8_E8M0": 0}.get(dtype, 64)

@@ -1,0 +1,122 @@
+"""The MTP ledger: per layer what is expected, present on either side, equal; and the sentence a person acts on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mtpconvert.audit.describe import Description
+from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.mtp import MtpLayers, declared, expected_prefix
+from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.report_model import LayerLedger, MtpLedger
+
+
+def make_ledger(
+    left: Side, right: Side, here: MtpLayers, there: MtpLayers, one: Description, two: Description, equal: set[str] | None,
+) -> MtpLedger:  # fmt: skip
+    """``equal``: names on the right all of whose bytes were found equal; None if no byte was read."""
+    ledger = MtpLedger(declared(left), declared(right), _totals(left, here), _totals(right, there))
+    wanted = max([len(here.names), len(there.names), ledger.declared or 0, ledger.declared_right or 0])
+    for layer in range(wanted):
+        mine, theirs = here.names.get(layer, []), there.names.get(layer, [])
+        expected = _expected(layer, mine, right, left, one, two)
+        prefix = there.prefix.get(layer) or _prefix_of(layer, right, here, two) or here.prefix.get(layer, "")
+        same = None if equal is None else sum(name in equal for name in theirs)
+        ledger.layers.append(LayerLedger(
+            layer, prefix, expected, len(mine), len(theirs), same, _bytes(left, mine), _bytes(right, theirs),
+            _sentence(layer, expected, theirs, same, prefix),
+        ))  # fmt: skip
+    ledger.sentences = [_summary(side, layers, ledger.layers) for side, layers in ((left, here), (right, there))]
+    return ledger
+
+
+def _totals(side: Side, layers: MtpLayers) -> dict[str, int]:
+    names = layers.all_names()
+    return {"layers": layers.layers, "tensors": len(names), "bytes": _bytes(side, names)}
+
+
+def _bytes(side: Side, names: Iterable[str]) -> int:
+    return sum(side.inventory[name].nbytes for name in names)
+
+
+def _expected(layer: int, mine: list[str], right: Side, left: Side, one: Description, two: Description) -> int:
+    """Like against like the left's own tensors; else what the right side's description places in that layer."""
+    if left.kind == right.kind and mine:
+        return len(mine)
+    described = {name for name, place in two.places_of().items() if place == f"mtp.{layer}"}
+    if described:
+        return len(described)
+    return len(mine) or len({name for name, place in one.places_of().items() if place == f"mtp.{layer}"})
+
+
+def _prefix_of(layer: int, side: Side, other: MtpLayers, description: Description) -> str:
+    names = [name for name, place in description.places_of().items() if place == f"mtp.{layer}"]
+    if names:
+        head = names[0]
+        for name in names:
+            while not name.startswith(head):
+                head = head[:-1]
+        return head[: head.rfind(".") + 1]
+    return expected_prefix(side, other if side.is_huggingface else None) if layer == 0 else ""
+
+
+def _sentence(layer: int, expected: int, theirs: list[str], same: int | None, prefix: str) -> str:
+    if not theirs:
+        many = f"0 of {expected} tensors" if expected else "no tensor"
+        return f"MTP layer {layer}: {many} present on the right (expected under {prefix}); MTP speculation will not work"
+    text = f"MTP layer {layer}: {len(theirs)} of {expected} tensors present under {prefix}"
+    if same is None:
+        return text + ", bytes not read"
+    return text + (", all equal" if same == len(theirs) else f", {len(theirs) - same} of them not equal")
+
+
+def _summary(side: Side, layers: MtpLayers, rows: list[LayerLedger]) -> str:
+    count = declared(side)
+    source = "config" if side.is_huggingface else "arguments"
+    says = f"{source} declares {_layers(count)}" if count is not None else f"{source} declares nothing about MTP"
+    tensors = len(layers.all_names())
+    if tensors == 0 and count:
+        expected = sum(row.expected for row in rows)
+        prefix = rows[0].prefix if rows and side.label == "right" else expected_prefix(side)
+        return f"{side.label}: {says}; 0 of {expected or '?'} tensors present (expected under {prefix})"
+    return f"{side.label}: {says}; {_layers(layers.layers)} present, {tensors} tensors, {_bytes(side, layers.all_names())} bytes"
+
+
+def _layers(count: int) -> str:
+    return f"{count} MTP layer{'' if count == 1 else 's'}"
+
+
+def ledger_findings(left: Side, right: Side, here: MtpLayers, there: MtpLayers, ledger: MtpLedger) -> list[Finding]:
+    """MTP declared and none found (either side), and whole layers lost on the way."""
+    found: list[Finding] = []
+    for side, layers, sentence in ((left, here, ledger.sentences[0]), (right, there, ledger.sentences[1])):
+        if declared(side) and not layers.names:
+            found.append(finding("mtp-none-found", sentence, side=side.label, mtp=True))
+    for layer in here.names:
+        if layer not in there.names:
+            row = ledger.layers[layer]
+            text = f"{row.sentence}; {len(here.names[layer])} tensors, {row.left_bytes} bytes on the left"
+            pattern = f"{here.prefix.get(layer, '')}*" if left.kind == right.kind else f"{row.prefix}*"
+            found.append(finding("mtp-layer-missing", text, tensor=pattern, mtp=True, count=len(here.names[layer])))
+    return found
+
+
+def trunk_lost(left: Side, missing: list[str], here: MtpLayers) -> list[Finding]:
+    """Trunk tensors missing from the very shards whose MTP tensors are missing: said as such."""
+    mtp_names = here.all_names()
+    gone = set(missing)
+    found: list[Finding] = []
+    shards: dict[str, list[str]] = {}
+    for name, home in left.home.items():
+        shards.setdefault(home, []).append(name)
+    for shard, names in sorted(shards.items()):
+        lost = [name for name in names if name in gone]
+        lost_mtp = [name for name in lost if name in mtp_names]
+        lost_trunk = [name for name in lost if name not in mtp_names]
+        if lost_mtp and lost_trunk and set(names) <= gone:
+            text = (
+                f"the whole shard {shard} of the left is missing: {len(lost_trunk)} trunk tensors were lost with its "
+                f"{len(lost_mtp)} MTP tensors ({', '.join(lost_trunk[:3])}{' ...' if len(lost_trunk) > 3 else ''})"
+            )
+            found.append(finding("trunk-lost-with-mtp", text, tensor=None, count=len(lost_trunk), file=shard))
+    return found

@@ -1,0 +1,152 @@
+"""Which tensors belong to MTP layers, by name, for every published layout; and what the config says about their number.
+
+Layouts (HF): ``model.layers.{N+i}.`` with N trunk layers (DeepSeek, GLM, Step, HY-V3, Ling), ``mtp.layers.{i}.`` beside
+``mtp.fc`` (Qwen, EXAONE, Mellum), ``mtp.{i}.`` (DeepSeek-V4), ``model.mtp_layers.{i}.`` (MiMo, HY-V4), ``model.mtp.layers.
+{i}.`` (MiMo-V2, LongCat, Inkling, MiniMax-M3), ``model.mtp_block.{i}.`` (ERNIE). Megatron: ``mtp.layers.{i}.``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mtpconvert.audit.readers.side import Side
+
+COUNT_KEYS = (
+    "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers", "n_mtp_layers",
+)  # fmt: skip
+LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+# Model types that ship MTP layers without any count key (the loaders take constants).
+UNDECLARED_IS_USUAL = frozenset({"qwen3_next", "mimo_v2_flash", "mimo_v2", "mimo_v2_pro"})
+
+_TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
+_LAYERS = re.compile(r"^(?P<root>(?:(?:model|language_model|llm|backbone|transformer|text_model|module)\.)*layers\.)(?P<n>\d+)\.", re.A)
+_NUMBERED = re.compile(
+    r"^(?P<prefix>(?:\w+\.)*?(?:mtp\.layers|mtp_layers|mtp_block|mtp_emb_norm|mtp_hidden_norm|mtp_linear_proj|mtp))\.(?P<k>\d+)\.",
+    re.A,
+)
+_SHARED = re.compile(r"^(?P<prefix>(?:\w+\.)*?mtp)(?:\.|_)", re.A)
+_MARKS = (".enorm.weight", ".eh_proj.weight", ".hnorm.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """One count key of a config: where it stands and what it says (None for null, or anything that is no number)."""
+
+    path: str
+    key: str
+    value: int | None
+
+
+def count_keys(config: dict[str, Any] | None, path: str = "") -> Iterator[Count]:
+    """Every count key at every nesting level, outermost first."""
+    for key, value in (config or {}).items():
+        if key in COUNT_KEYS:
+            number = value if isinstance(value, int) and not isinstance(value, bool) else None
+            yield Count(path + key, key, number)
+    for key, value in (config or {}).items():
+        if isinstance(value, dict) and key != "quantization_config":
+            yield from count_keys(value, f"{path}{key}.")
+
+
+def trunk_layers(config: dict[str, Any] | None) -> int | None:
+    """The number of trunk layers, from the language model's own config where it is nested."""
+    levels = [config or {}]
+    levels = [config[name] for name in _TEXT if isinstance((config or {}).get(name), dict) and config] + levels
+    for level in levels:
+        for key in LAYER_KEYS:
+            if isinstance(level.get(key), int):
+                return int(level[key])
+    return None
+
+
+def declared(side: Side) -> int | None:
+    """MTP layers that config or arguments declare; None where no key says a number."""
+    source = side.config if side.is_huggingface else side.arguments
+    values = [count.value for count in count_keys(source) if count.value is not None]
+    if not values:
+        return None
+    repeated = any((source or {}).get(key) for key in ("mtp_use_repeated_layer", "mtp_share_layers"))
+    return min(max(values), 1) if repeated else max(values)
+
+
+@dataclass(slots=True)
+class MtpLayers:
+    """Names of MTP tensors by layer; what is shared by all layers (``mtp.fc``) counts to layer 0. ``prefix`` per layer."""
+
+    names: dict[int, list[str]]
+    prefix: dict[int, str]
+
+    @property
+    def layers(self) -> int:
+        return len(self.names)
+
+    def all_names(self) -> set[str]:
+        return {name for names in self.names.values() for name in names}
+
+
+def mtp_layers(side: Side) -> MtpLayers:
+    """Sort the MTP tensors of a side by layer."""
+    names, prefixes = side.inventory.keys(), dict[int, str]()
+    found: dict[int, list[str]] = {}
+    trunk = trunk_layers(side.config) if side.is_huggingface else None
+    marked = _marked_layers(side) if side.is_huggingface else set()
+    pattern = (side.config or {}).get("mtp_hybrid_override_pattern")
+    flat = len(pattern) if isinstance(pattern, str) and pattern else 1
+    for name in names:
+        layer, prefix = _layer_of(name, trunk, marked)
+        if layer is None:
+            continue
+        layer //= flat if prefix.endswith("mtp.layers.") or flat == 1 else 1
+        found.setdefault(layer, []).append(name)
+        if prefix and (layer not in prefixes or len(prefix) < len(prefixes[layer])):
+            prefixes[layer] = prefix if flat > 1 else _numbered(prefix, name)
+    return MtpLayers(dict(sorted(found.items())), prefixes)
+
+
+def _numbered(prefix: str, name: str) -> str:
+    """The prefix with the layer's number as it stands in the name: ``model.layers.61.``."""
+    rest = name[len(prefix) :].split(".", 1)
+    return f"{prefix}{rest[0]}." if rest[0].isdigit() else prefix
+
+
+def _layer_of(name: str, trunk: int | None, marked: set[int]) -> tuple[int | None, str]:
+    """(MTP layer, prefix up to its number), (None, "") for the trunk."""
+    if match := _LAYERS.match(name):
+        number = int(match["n"])
+        if trunk is not None and number >= trunk:
+            return number - trunk, match["root"]
+        if trunk is None and number in marked:
+            return sorted(marked).index(number), match["root"]
+        return None, ""
+    if "mtp" not in name:
+        return None, ""
+    if match := _NUMBERED.match(name):
+        return int(match["k"]), match["prefix"] + "."
+    if match := _SHARED.match(name):
+        return 0, match["prefix"] + "."
+    return None, ""
+
+
+def _marked_layers(side: Side) -> set[int]:
+    """Layers that hold a joining projection or its norms: MTP layers, whatever the config says (or if there is none)."""
+    return {
+        int(match["n"]) for name in side.inventory if name.endswith(_MARKS) and (match := _LAYERS.match(name)) is not None
+    }
+
+
+def expected_prefix(side: Side, other: MtpLayers | None = None) -> str:
+    """Where MTP layer 0 would stand on this side."""
+    if not side.is_huggingface:
+        return "mtp.layers.0."
+    if other is not None and 0 in other.prefix:
+        return other.prefix[0]
+    root = next((match["root"] for name in side.inventory if (match := _LAYERS.match(name))), "model.layers.")
+    trunk = trunk_layers(side.config)
+    model_type = str((side.config or {}).get("model_type", ""))
+    keys = {count.key for count in count_keys(side.config)}
+    if "mtp_num_hidden_layers" in keys or model_type.startswith(("qwen3_next", "qwen3_5")):
+        return "mtp."
+    return f"{root}{trunk}." if trunk is not None else "mtp."

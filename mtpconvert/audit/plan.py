@@ -1,0 +1,162 @@
+"""What to compare, and what already differs by name, shape or dtype: no byte is read here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mtpconvert.audit.compose import Holders, by_name, compose, elect, holders_of, role_words, uncovered
+from mtpconvert.audit.describe import Description
+from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.mtp import MtpLayers
+from mtpconvert.audit.pairs import Pair
+from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.roles.algebra import Placement
+
+
+@dataclass(slots=True)
+class Plan:
+    """``matched``: tensors of the left that something of the right answers to. ``missing``/``unexpected``: names on
+    the left/right without an answer; they become findings once bytes have been looked at (a rename is found so)."""
+
+    pairs: list[Pair] = field(default_factory=list)
+    padding: list[Placement] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    optional: dict[str, str] = field(default_factory=dict)
+    matched: set[str] = field(default_factory=set)
+
+
+def make_plan(left: Side, right: Side, describe_left: Description, describe_right: Description) -> Plan:
+    plan = Plan()
+    if left.kind == right.kind:
+        _same_framework(plan, left, right, describe_left, describe_right)
+    elif not describe_left.known or not describe_right.known:
+        for side, description in ((left, describe_left), (right, describe_right)):
+            if not description.known:
+                text = f"the meanings of the {side.label} side are not known: {description.why_not}"
+                plan.findings.append(finding("architecture-unknown", text, side=side.label))
+    else:
+        plan.findings += describe_left.findings + describe_right.findings
+        _through_roles(plan, left, right, describe_left, describe_right)
+    return plan
+
+
+def _same_framework(plan: Plan, left: Side, right: Side, one: Description, two: Description) -> None:
+    here, there = left.inventory, right.inventory
+    common: list[str] = []
+    for name, spec in here.items():
+        other = there.get(name)
+        if other is None:
+            plan.missing.append(name)
+            continue
+        plan.matched.add(name)
+        if spec.shape != other.shape:
+            text = f"{name}: {list(spec.shape)} on the left, {list(other.shape)} on the right"
+            turned = "; transposed" if spec.shape == other.shape[::-1] else ""
+            plan.findings.append(finding("shape-mismatch", text + turned, side="both", tensor=name))
+        elif name not in left.broken and name not in right.broken:
+            common.append(name)
+    plan.unexpected = [name for name in there if name not in here]
+    plan.pairs = by_name({name: here[name].shape for name in common}, common)
+    if (plan.missing or plan.unexpected) and one.known and two.known:
+        _other_layouts(plan, one, two)
+    for description, side in ((one, "left"), (two, "right")):
+        if description.known:
+            plan.findings += _copies_within(description, side, plan)
+            plan.findings += [f for f in description.findings if f.code == "role-overlap" and left.kind == right.kind]
+
+
+def _other_layouts(plan: Plan, one: Description, two: Description) -> None:
+    """Tensors without a namesake may hold the same meanings in another layout (experts stacked or one by one)."""
+    lost, surplus = set(plan.missing), set(plan.unexpected)
+    left, right = holders_of(one.usable), holders_of(two.usable)
+    pairs: list[Pair] = []
+    answered: dict[str, bool] = {}
+    for key, group in left.items():
+        if not any(placement.block.tensor in lost for placement in group):
+            continue
+        others = [p for p in right.get(key, []) if p.block.tensor in surplus]
+        mine = [p for p in group if p.block.tensor in lost]
+        for placement in mine:
+            if placement.copy:
+                plan.optional[placement.block.tensor] = role_words(placement.role)
+            done = not uncovered([placement], others) and bool(others)
+            name = placement.block.tensor
+            answered[name] = answered.get(name, True) and done
+        for placement in others:
+            answered.setdefault(placement.block.tensor, True)
+        if others:
+            pairs += compose(mine, others)
+    plan.pairs += [p for p in pairs if answered.get(p.left.tensor) and answered.get(p.right.tensor)]
+    plan.missing = [name for name in plan.missing if not answered.get(name)]
+    used = {p.right.tensor for p in plan.pairs}
+    plan.matched |= {p.left.tensor for p in plan.pairs}
+    plan.unexpected = [name for name in plan.unexpected if name not in used]
+
+
+def _copies_within(description: Description, side: str, plan: Plan) -> list[Finding]:
+    for group in holders_of([p for p in description.usable if p.role.name in ("embedding", "head")]).values():
+        plan.pairs += elect(group, side)[1]
+    return []
+
+
+def _through_roles(plan: Plan, left: Side, right: Side, one: Description, two: Description) -> None:
+    here, there = holders_of(one.usable), holders_of(two.usable)
+    absent_here, absent_there = holders_of(one.absent), holders_of(two.absent)
+    for holders in (here, there):
+        for key in [key for key in holders if key[1] == "padding"]:
+            plan.padding += holders.pop(key)
+    _shapes(plan, here, there)
+    for key in sorted(here.keys() | there.keys() | absent_here.keys() | absent_there.keys()):
+        mine, copies = elect(here.get(key, []), "left")
+        theirs, replicas = elect(there.get(key, []), "right")
+        plan.pairs += copies + replicas + compose(mine, theirs)
+        plan.matched |= {p.block.tensor for p in mine if theirs}
+        if mine and uncovered(mine, theirs):
+            names = [p.block.tensor for p in absent_there.get(key, [])] or [f"({role_words(mine[0].role)})"]
+            plan.missing += [name for name in dict.fromkeys(names) if name not in plan.missing]
+        elif theirs and uncovered(theirs, mine):
+            names = [p.block.tensor for p in absent_here.get(key, [])]
+            for name in dict.fromkeys(names):
+                text = f"{name} is not there, the right side has {theirs[0].block.tensor}"
+                plan.findings.append(finding("tensor-missing", text, side="left", tensor=name))
+            if not names:
+                plan.unexpected += [n for n in {p.block.tensor for p in theirs} if n not in plan.unexpected]
+        elif not mine and not theirs:
+            for side, lacking in ((left, absent_here), (right, absent_there)):
+                for name in {p.block.tensor for p in lacking.get(key, [])}:
+                    text = f"{name}: its config calls for it, and neither side has it"
+                    plan.findings.append(finding("tensor-missing", text, side=side.label, tensor=name))
+    described = {name for f in (one.findings + two.findings) if (name := f.tensor)}
+    plan.unexpected = [name for name in plan.unexpected if name not in described]
+
+
+def _shapes(plan: Plan, here: Holders, there: Holders) -> None:
+    """One role of two sizes: a shape mismatch. Reported once, and left out of the comparison."""
+    for key in here.keys() & there.keys():
+        mine, theirs = here[key][0], there[key][0]
+        if mine.role.shape != theirs.role.shape:
+            text = (
+                f"{role_words(mine.role)}: {list(mine.role.shape)} in {mine.block.tensor} on the left, "
+                f"{list(theirs.role.shape)} in {theirs.block.tensor} on the right"
+            )
+            plan.findings.append(finding("shape-mismatch", text, side="both", tensor=theirs.block.tensor))
+            here[key] = there[key] = []
+
+
+def missing_findings(plan: Plan, left: Side, right: Side, mtp_left: MtpLayers, mtp_right: MtpLayers) -> list[Finding]:
+    """The names without an answer, as findings: MTP apart, lost copies as what they are."""
+    found: list[Finding] = []
+    mtp_names, mtp_extra = mtp_left.all_names(), mtp_right.all_names()
+    for name in plan.missing:
+        is_mtp = name in mtp_names or name.startswith(("mtp.", "(mtp"))
+        code = "mtp-tensor-missing" if is_mtp or " of MTP layer " in name else "tensor-missing"
+        text = f"{name} is not on the right"
+        if name in plan.optional:
+            text += f"; it repeats the {plan.optional[name]}, so no numbers are lost, but the file is not the same"
+        found.append(finding(code, text, side="right", tensor=name, mtp=is_mtp or None))
+    for name in plan.unexpected:
+        code = "mtp-tensor-unexpected" if name in mtp_extra else "tensor-unexpected"
+        found.append(finding(code, f"{name} is on the right and not on the left", side="right", tensor=name))
+    return found

@@ -1,0 +1,137 @@
+"""``quantization_config`` against the encodings found: what the scheme covers must be stored so, MTP modules included."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.mtp import MtpLayers
+from mtpconvert.audit.readers.side import Side
+
+_EXCLUDES = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude", "exclude_modules", "modules_to_not_quantize")
+_PACKED = (".weight_packed", ".qweight", ".blocks", "_blocks")
+_SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".scales", "_scales", ".weight_scale_2", ".input_scale")
+_PLAIN = {"BF16", "F16", "F32"}
+_FP8 = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
+_SMALL = _FP8 | {"F4", "F6_E2M3", "F6_E3M2", "U8", "I8"}
+# Modules that every scheme leaves in plain floats unless it says otherwise.
+_NEVER = re.compile(r"(?:^|\.)(?:lm_head|head|embed_tokens|word_embeddings|shared_head\.head|\w*norm\w*|conv1d|(?:visual|vision\w*)\..*)$", re.A)
+_ROUTER = re.compile(r"(?:^|\.)(?:mlp|ffn|block_sparse_moe|moe|feed_forward)\.(?:gate|router)$|\.router(?:\.gate)?$|\.gate\.wg$", re.A)
+
+
+def check_quantisation(side: Side, mtp: MtpLayers) -> list[Finding]:
+    """Findings about one HF side; a Megatron side carries no such config."""
+    if not side.is_huggingface:
+        return []
+    found: list[Finding] = []
+
+    def fault(code: str, message: str, tensor: str | None = None, **detail: Any) -> None:
+        found.append(finding(code, message, side=side.label, tensor=tensor, **detail))
+
+    quantised = {stem for name, spec in side.inventory.items() if (stem := _quantised_stem(name, spec.dtype))}
+    schemes = list(_schemes(side.config or {}))
+    _check_scales(side, fault)
+    for stem in sorted(quantised):
+        if _ROUTER.search(stem):
+            fault("router-quantised", f"{stem}: a router in packed form; servers expect plain floats", stem)
+    if not schemes:
+        if quantised:
+            text = f"{len(quantised)} modules are quantised and config.json has no quantization_config"
+            fault("quant-undeclared", text, min(quantised))
+        return found
+    if not quantised:
+        for path, _ in schemes:
+            fault("quant-stale-config", f"config.json: {path} is there and not one tensor is quantised; remove {path}")
+        return found
+    _check_modules(side, mtp, schemes, quantised, fault)
+    return found
+
+
+def _schemes(config: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            if key in ("quantization_config", "compression_config"):
+                yield path + key, value
+            else:
+                yield from _schemes(value, f"{path}{key}.")
+
+
+def _quantised_stem(name: str, dtype: str) -> str | None:
+    """The module's name if this tensor holds quantised weights."""
+    for ending in _PACKED:
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return name.removesuffix(".weight") if dtype in _SMALL and name.endswith(".weight") else None
+
+
+def _check_scales(side: Side, fault: Any) -> None:
+    names = side.inventory
+    for name, spec in names.items():
+        if spec.dtype in _FP8 and name.endswith(".weight"):
+            stem = name.removesuffix(".weight")
+            if not any(stem + ending in names for ending in _SCALES):
+                fault("scale-missing", f"{name} is {spec.dtype} and has no scale beside it", name)
+        ending = next((e for e in (".weight_scale_inv", ".weight_scale") if name.endswith(e)), None)
+        if ending is not None:
+            stem = name.removesuffix(ending)
+            weights = [n for n in (stem + ".weight", *(stem + e for e in _PACKED)) if n in names]
+            if not any(names[n].dtype not in _PLAIN for n in weights):
+                fault("scale-orphan", f"{name}: no quantised weight beside it", name)
+
+
+def _check_modules(
+    side: Side, mtp: MtpLayers, schemes: list[tuple[str, dict[str, Any]]], quantised: set[str], fault: Any
+) -> None:  # fmt: skip
+    path, scheme = schemes[0]
+    key, excluded = next(((k, list(scheme[k])) for k in _EXCLUDES if isinstance(scheme.get(k), list)), ("ignore", []))
+    method = str(scheme.get("quant_method", "")).lower()
+    mtp_names, plain_mtp, plain = mtp.all_names(), [], []
+    for name, spec in side.inventory.items():
+        if not name.endswith(".weight") or len(spec.shape) != 2 or spec.dtype not in _PLAIN:
+            continue
+        stem = name.removesuffix(".weight")
+        if _NEVER.search(stem) or _ROUTER.search(stem) or (method == "fp8" and stem.endswith("eh_proj")):
+            continue
+        if not is_excluded(stem, excluded) and stem not in quantised:
+            (plain_mtp if name in mtp_names else plain).append(stem)
+    for stem in sorted(quantised):
+        if is_excluded(stem, excluded):
+            fault("quant-excluded-packed", f"{stem} is stored quantised and {path}.{key} excludes it", stem)
+    for code, stems in (("quant-mtp-plain", plain_mtp), ("quant-plain", plain)):
+        if stems:
+            entry = _suggest(stems, mtp if code == "quant-mtp-plain" else None)
+            dtype = side.inventory[stems[0] + ".weight"].dtype
+            text = (
+                f"{len(stems)} modules are stored as {dtype} and {path} covers them; the first is {stems[0]} "
+                f"{list(side.inventory[stems[0] + '.weight'].shape)}; add to {path}.{key}: {entry}"
+            )
+            fault(code, text, stems[0] + ".weight", count=len(stems), mtp=code == "quant-mtp-plain" or None)
+
+
+def _suggest(stems: list[str], mtp: MtpLayers | None) -> str:
+    if mtp is not None and len(stems) > 3:
+        prefixes = sorted({prefix for prefix in mtp.prefix.values() if any(stem.startswith(prefix) for stem in stems)})
+        if prefixes and all(stem.startswith(tuple(prefixes)) for stem in stems):
+            return ", ".join(f'"{prefix}*"' for prefix in prefixes)
+    return ", ".join(f'"{stem}"' for stem in stems[:5]) + (" ..." if len(stems) > 5 else "")
+
+
+def is_excluded(module: str, entries: list[Any]) -> bool:
+    """Exact name, a parent module, a shell pattern, or "re:" and a regular expression, as quantisers write them."""
+    for entry in entries:
+        if not isinstance(entry, str):
+            continue
+        if entry.startswith("re:"):
+            try:
+                if re.match(entry[3:], module):
+                    return True
+            except re.error:
+                continue
+        elif module == entry or module.startswith(entry + ".") or fnmatchcase(module, entry):
+            return True
+        elif "*" not in entry and ("." + module + ".").find("." + entry + ".") >= 0:
+            return True
+    return False
