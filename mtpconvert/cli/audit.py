@@ -1,0 +1,43 @@
+"""``mtpconvert audit LEFT RIGHT``: print the report, exit 1 when it fails."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+_FORMATS = ("text", "json", "junit", "sarif", "markdown", "html")
+
+
+@click.command()
+@click.argument("left", type=click.Path(path_type=Path))
+@click.argument("right", type=click.Path(path_type=Path))
+@click.option("--level", type=click.Choice(["headers", "bits"]), default="bits", show_default=True,
+              help="headers: names, shapes, dtypes and configs; bits: every byte of every tensor too.")  # fmt: skip
+@click.option("--trained", is_flag=True, help="A training lies between the two: values must differ, the rest must hold.")
+@click.option("--format", "format_name", type=click.Choice(_FORMATS), default="text", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the report to a file.")
+@click.option("--waivers", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of accepted findings.")
+@click.option("--fail-on", type=click.Choice(["error", "warning"]), default="error", show_default=True)
+def audit(
+    left: Path, right: Path, level: str, trained: bool, format_name: str, output: Path | None, waivers: Path | None, fail_on: str
+) -> None:  # fmt: skip
+    """Say whether RIGHT is what LEFT became: Hugging Face or Megatron on either side."""
+    from mtpconvert.audit.api import audit as run
+    from mtpconvert.audit.report import render
+    from mtpconvert.audit.waivers import load_waivers
+
+    accepted = load_waivers(waivers) if waivers is not None else None
+    report = run(left, right, level=level, trained=trained, waivers=accepted)
+    if output is not None:
+        output.write_text(render(report, format_name, fail_on), encoding="utf-8")
+        click.echo(f"{report.verdict(fail_on)}: {output}", err=True)
+    elif format_name == "text":
+        from mtpconvert.audit.report.text import render as render_text
+
+        click.echo(render_text(report, fail_on, color=sys.stdout.isatty()), nl=False, color=sys.stdout.isatty())
+    else:
+        click.echo(render(report, format_name, fail_on), nl=False)
+    if report.verdict(fail_on) == "fail":
+        raise SystemExit(1)
