@@ -1,4 +1,4 @@
-"""Logits of the real transformers (5.24), float32 and eager: trunk, MTP depths through ``MtpModel``, greedy continuation."""
+"""Logits of the real transformers (5.24), float32 and eager: trunk, MTP through ``MtpModel``, greedy continuation."""
 
 import warnings
 from pathlib import Path
@@ -57,7 +57,7 @@ def hf_mtp_model(model: Any) -> Any:
 def hf_mtp_logits(directory: Path, tokens: torch.Tensor, depth: int = 1) -> torch.Tensor:
     """[b, s - depth, vocab] of the ``depth``-th MTP layer (1 is the first).
 
-    Layer k gets the hidden state of the layer before (the trunk's final, normed one for k = 1) at positions 0..s-k-1 and
+    Layer k gets the hidden state of the layer before (k = 1: of the trunk, final and normed) at positions 0..s-k-1 and
     the embeddings of the tokens k later, as ``MtpModel.forward`` rolls them.
     """
     model = hf_model(directory)

@@ -15,14 +15,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class RankFailed(AssertionError):
+class RankFailedError(AssertionError):
     """A rank ended with an error; carries the end of its output."""
 
 
 def run(job: str, world: int = 1, *, te: bool = False, timeout: float = 300, **arguments: Any) -> list[Any]:
     """Call ``job`` ("package.module:function") with ``arguments`` in ``world`` processes; its results in rank order.
 
-    Arguments and results travel as JSON (paths as strings). Raises RankFailed when a rank does, TimeoutExpired when
+    Arguments and results travel as JSON (paths as strings). Raises RankFailedError when a rank does, TimeoutExpired when
     one hangs; no process outlives the call.
     """
     with tempfile.TemporaryDirectory(prefix="mtpconvert-ranks-") as name:
@@ -43,7 +43,7 @@ def run(job: str, world: int = 1, *, te: bool = False, timeout: float = 300, **a
         for rank, code in enumerate(codes):
             if code != 0:
                 logs = "\n".join((scratch / f"{r}.log").read_text(errors="replace")[-4000:] for r in range(world))
-                raise RankFailed(f"{job}: rank {rank} of {world} ended with {code}\n{logs}")
+                raise RankFailedError(f"{job}: rank {rank} of {world} ended with {code}\n{logs}")
         return [json.loads((scratch / f"{rank}.json").read_text()) for rank in range(world)]
 
 

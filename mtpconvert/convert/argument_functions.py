@@ -1,0 +1,224 @@
+"""Named functions of ``[arguments]`` tables: what is more than a rename between config.json and Megatron's arguments.
+
+Each reads the config (transformers 5 ``rope_parameters`` and the older ``rope_theta`` / ``rope_scaling`` alike) and
+returns Megatron arguments. What Megatron-Core cannot compute raises NotRepresentableError, what contradicts itself
+ConfigError, both naming key and value. Sources: transformers 5.24 ``modeling_rope_utils.py``, ``configuration_*.py``;
+megatron-core 0.16.1 and 0.19.2 ``models/common/embeddings``, ``transformer/multi_latent_attention.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mtpconvert.errors import ConfigError, NotRepresentableError
+from mtpconvert.mapping.dims import Scope
+
+DEFAULT_THETA = 10000.0  # transformers modeling_rope_utils.py:RotaryEmbeddingConfigMixin.default_theta
+LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
+
+
+def refuse(key: str, value: Any, why: str) -> NotRepresentableError:
+    """The error for a config value that the mapping's Megatron model cannot have."""
+    return NotRepresentableError(
+        f"config.json says {key} = {value!r}: {why}",
+        where=f"config.json: {key}",
+        next_step="this model cannot run in stock Megatron-Core; converting its weights alone would hide that",
+    )
+
+
+def _rope_table(scope: Scope) -> dict[str, Any]:
+    """The rope parameters as one table with ``rope_type`` and ``rope_theta``, wherever the config keeps them."""
+    key = "rope_scaling" if scope.value("rope_scaling") else "rope_parameters"
+    found = scope.value(key) or {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{key} is {found!r}, not a table", where=f"config.json: {key}")
+    if found and all(isinstance(value, Mapping) for value in found.values()):
+        raise refuse(key, dict(found), "rotary parameters differ by layer type")
+    table = dict(found)
+    table["rope_type"] = table.get("rope_type") or table.get("type") or "default"
+    if table.get("rope_theta") is None:
+        theta = scope.value("rope_theta")
+        if theta is None:
+            theta = scope.used_defaults["rope_theta"] = DEFAULT_THETA
+        table["rope_theta"] = theta
+    for name in ("partial_rotary_factor", "partial_rotary_factors"):
+        partial = table.get(name, scope.value(name))
+        if partial not in (None, 1, 1.0):
+            raise refuse(name, partial, "this architecture rotates whole heads")
+    return table
+
+
+def _whole(key: str, value: Any) -> int:
+    """Megatron's flag takes an integer (``--rotary-base``, ``--rotary-seq-len-interpolation-factor``)."""
+    if not isinstance(value, int | float) or value != int(value):
+        raise refuse(key, value, "Megatron takes an integer here")
+    return int(value)
+
+
+def _original_length(table: Mapping[str, Any], scope: Scope) -> int:
+    """transformers ``standardize_rope_params``: the top-level key wins, then the table's, then the model's length."""
+    for value in (scope.value("original_max_position_embeddings"), table.get("original_max_position_embeddings")):
+        if value is not None:
+            return int(value)
+    return scope.integer("max_position_embeddings")
+
+
+def _mscale(factor: float, mscale: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _yarn(table: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
+    """factor, original length, betas and the two mscales of YaRN, checked to give transformers' attention factor.
+
+    transformers scales cos and sin by ``attention_factor``, else by mscale(factor, m) / mscale(factor, m_all) when
+    both are given and not zero, else by mscale(factor, 1). Megatron always divides the two, with defaults 1 and 0.
+    """
+    original = _original_length(table, scope)
+    factor = table.get("factor")
+    factor = scope.integer("max_position_embeddings") / original if factor is None else float(factor)
+    mscale, all_dim = table.get("mscale"), table.get("mscale_all_dim")
+    if not (mscale and all_dim):
+        mscale, all_dim = 1.0, all_dim or 0.0
+    inferred = _mscale(factor, mscale) / _mscale(factor, all_dim)
+    wanted = table.get("attention_factor")
+    if wanted is None:
+        wanted = inferred if table.get("mscale") and all_dim else _mscale(factor)
+    if not math.isclose(wanted, inferred, rel_tol=1e-9):
+        raise refuse("rope attention factor", wanted, f"Megatron would scale by {inferred!r} from factor and mscales")
+    return {
+        "factor": factor,
+        "original": original,
+        "beta_fast": float(table.get("beta_fast") or 32.0),
+        "beta_slow": float(table.get("beta_slow") or 1.0),
+        "mscale": float(mscale),
+        "mscale_all_dim": float(all_dim),
+        "truncate": bool(table.get("truncate", True)),
+    }
+
+
+def rope(scope: Scope) -> dict[str, Any]:
+    """Rotary embedding of ordinary attention: default, linear, llama3 and yarn."""
+    table = _rope_table(scope)
+    kind = table["rope_type"]
+    arguments: dict[str, Any] = {
+        "position_embedding_type": "rope",
+        "use_rotary_position_embeddings": True,
+        "rotary_base": _whole("rope_theta", table["rope_theta"]),
+        "rotary_percent": 1.0,
+        "rotary_seq_len_interpolation_factor": None,
+        "use_rope_scaling": False,
+        "rope_scaling_factor": None,
+    }
+    if kind == "linear":
+        arguments["rotary_seq_len_interpolation_factor"] = _whole("rope factor", table["factor"])
+    elif kind == "llama3":
+        for key, fixed in LLAMA3.items():
+            if table.get(key) != fixed:
+                raise refuse(key, table.get(key), f"Megatron's llama3 scaling has {fixed} built in")
+        arguments |= {"use_rope_scaling": True, "rope_scaling_factor": float(table["factor"])}
+    elif kind == "yarn":
+        yarn = _yarn(table, scope)
+        arguments |= {
+            "position_embedding_type": "yarn",
+            "use_rotary_position_embeddings": False,  # the old flag would turn the type back into "rope"
+            "rotary_scaling_factor": yarn["factor"],
+            "yarn_original_max_position_embeddings": yarn["original"],
+            "yarn_beta_fast": yarn["beta_fast"],
+            "yarn_beta_slow": yarn["beta_slow"],
+            "mscale": yarn["mscale"],
+            "mscale_all_dim": yarn["mscale_all_dim"],
+            "yarn_correction_range_round_to_int": yarn["truncate"],
+        }
+    elif kind != "default":
+        raise refuse("rope_type", kind, "Megatron-Core knows default, linear, llama3 and yarn")
+    return arguments
+
+
+def mla_rope(scope: Scope) -> dict[str, Any]:
+    """Rotary embedding of multi-latent attention: default and yarn (MLATransformerConfig's own fields)."""
+    table = _rope_table(scope)
+    kind = table["rope_type"]
+    arguments: dict[str, Any] = {
+        "position_embedding_type": "rope",
+        "use_rotary_position_embeddings": True,
+        "rotary_base": _whole("rope_theta", table["rope_theta"]),
+        "rotary_percent": 1.0,
+        "use_rope_scaling": False,
+        "rope_type": "rope",
+        "rotary_scaling_factor": 1.0,
+        "original_max_position_embeddings": None,
+        "beta_fast": None,
+        "beta_slow": None,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.0,
+    }
+    if kind == "yarn":
+        yarn = _yarn(table, scope)
+        if not yarn["truncate"]:
+            raise refuse("truncate", False, "Megatron's MLA rounds YaRN's correction range")
+        arguments |= {
+            "rope_type": "yarn",
+            "rotary_scaling_factor": yarn["factor"],
+            "original_max_position_embeddings": yarn["original"],
+            "beta_fast": yarn["beta_fast"],
+            "beta_slow": yarn["beta_slow"],
+            "mscale": yarn["mscale"],
+            "mscale_all_dim": yarn["mscale_all_dim"],
+        }
+    elif kind != "default":
+        raise refuse("rope_type", kind, "Megatron-Core's MLA knows default and yarn")
+    return arguments
+
+
+def sliding_window(scope: Scope) -> dict[str, Any]:
+    """``window_size`` (left, right) and which layers have it, 1 for a sliding layer.
+
+    transformers attends to the last W keys, itself included (``masking_utils.py:sliding_window_overlay``); Megatron and
+    Transformer Engine to ``left`` keys before it and itself. Mistral slides in every layer; Qwen where ``layer_types``
+    says so, by default from layer ``max_window_layers`` on, and only with ``use_sliding_window``.
+    """
+    none = {"window_size": None, "window_attn_skip_freq": None}
+    window = scope.value("sliding_window")
+    by_layer = scope.value("use_sliding_window")
+    if window is None or by_layer is False:
+        return none
+    if by_layer is None:
+        return {"window_size": (int(window) - 1, 0), "window_attn_skip_freq": None}
+    layers = scope.integer("num_hidden_layers")
+    kinds = scope.value("layer_types")
+    if kinds is None:
+        first = scope.integer("max_window_layers")
+        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+    unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
+    if unknown or len(kinds) != layers:
+        raise ConfigError(
+            f"layer_types lists {len(kinds)} layers, of kinds {sorted(set(kinds))}, for {layers} layers",
+            where="config.json: layer_types",
+        )
+    slides = [int(kind == "sliding_attention") for kind in kinds]
+    return {"window_size": (int(window) - 1, 0), "window_attn_skip_freq": slides} if any(slides) else none
+
+
+def router_groups(scope: Scope) -> dict[str, Any]:
+    """``moe_router_num_groups`` and ``moe_router_group_topk``; None where every group is chosen anyway.
+
+    transformers ranks groups by their two best experts, Megatron by their ``topk // group_topk`` best
+    (``moe_utils.py:group_limited_topk``); they agree where that is two.
+    """
+    groups, chosen = scope.value("n_group"), scope.value("topk_group")
+    topk = scope.integer("num_experts_per_tok")
+    if topk < 2:
+        raise refuse("num_experts_per_tok", topk, "Megatron does not normalise the weight of a single expert")
+    if not groups or groups == chosen:
+        return {"moe_router_num_groups": None, "moe_router_group_topk": None}
+    if not chosen or topk // chosen != 2:
+        why = f"Megatron ranks groups by num_experts_per_tok // topk_group experts, the model by 2 (topk is {topk})"
+        raise refuse("topk_group", chosen, why)
+    return {"moe_router_num_groups": int(groups), "moe_router_group_topk": int(chosen)}
+
+
+FUNCTIONS: dict[str, Callable[[Scope], dict[str, Any]]] = {
+    function.__name__: function for function in (rope, mla_rope, sliding_window, router_groups)
+}

@@ -1,0 +1,210 @@
+"""config.json -> the Megatron arguments that a checkpoint carries (``args`` of common.pt), by a mapping's [arguments].
+
+A rule is one of
+
+    num_layers    = "num_hidden_layers"                       a config key, a symbol of [dims], or an integer expression
+    norm_epsilon  = { key = "rms_norm_eps", default = 1e-6 }  a config key of any type; the default is reported
+    normalization = { value = "RMSNorm" }                     what the architecture is, whatever the config says
+    swiglu        = { value = true, requires = { hidden_act = ["silu"] } }   and refused where the config says otherwise
+    untie_...     = { not = "tie_word_embeddings" }
+    functions     = ["rope", "sliding_window"]                named functions, each giving several arguments
+
+In ``requires`` a missing or null key stands for its class's default, which the list must contain.
+What no config decides (parallel sizes, padding, the rest that ``load_args_from_checkpoint`` reads) is added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mtpconvert.convert.argument_functions import FUNCTIONS, refuse
+from mtpconvert.errors import ConfigError, MappingError
+from mtpconvert.mapping.dims import Scope, check_expression, evaluate
+
+Plain = str | int | float | bool | None | list[int] | tuple[int, ...]
+
+# Read by load_args_from_checkpoint (megatron/training/checkpointing.py, 0.19.2) and decided by no config: the values of
+# a GPTModel as the shipped mappings stand for. A rule of the mapping overrides.
+GPT_MODEL: dict[str, Plain] = {
+    "add_position_embedding": True,
+    "add_qkv_bias": False,
+    "apply_layernorm_1p": False,
+    "apply_query_key_layer_scaling": False,
+    "attention_dropout": 0.0,
+    "ckpt_format": "torch_dist",
+    "group_query_attention": False,
+    "heterogeneous_layers_config_encoded_json": None,
+    "heterogeneous_layers_config_path": None,
+    "hidden_dropout": 0.0,
+    "hybrid_layer_pattern": None,
+    "layernorm_zero_centered_gamma": False,  # 0.19.2's name of apply_layernorm_1p
+    "mamba_head_dim": None,
+    "mamba_num_groups": None,
+    "mamba_num_heads": None,
+    "mamba_state_dim": None,
+    "moe_ffn_hidden_size": None,
+    "moe_grouped_gemm": False,
+    "moe_latent_size": None,
+    "moe_layer_freq": 1,
+    "moe_router_enable_expert_bias": False,
+    "moe_router_pre_softmax": False,
+    "moe_router_score_function": "softmax",
+    "moe_router_topk": 2,
+    "moe_router_topk_scaling_factor": None,
+    "moe_shared_expert_intermediate_size": None,
+    "moe_single_grouped_bias": False,
+    "moe_single_grouped_weight": False,
+    "moe_token_dispatcher_type": None,
+    "mtp_hybrid_override_pattern": None,
+    "mtp_use_repeated_layer": False,
+    "multi_latent_attention": False,
+    "num_experts": None,
+    "num_layers_per_virtual_pipeline_stage": None,
+    "num_query_groups": None,
+    "qk_layernorm": False,
+    "rotary_interleaved": False,
+    "spec": None,
+    "squared_relu": False,
+    "tiktoken_pattern": None,
+    "tokenizer_model": None,
+    "tokenizer_type": None,
+    "window_attn_skip_freq": None,
+    "window_size": None,
+}
+SEQ_LENGTH = 4096  # seq_length is a choice of the run, not of the model; it may not exceed max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the conversion itself decides.
+
+    ``moe_layer_freq`` exactly as the checkpoint is laid out: an int N for stacked layers (every N-th is MoE), a list
+    of 0 and 1 for layers written one by one, None where the model has no experts. ``mtp_layers`` as written.
+    """
+
+    vocab_size: int
+    padded_vocab_size: int
+    make_vocab_size_divisible_by: int = 128
+    mtp_layers: int = 0
+    moe_layer_freq: int | list[int] | None = None
+    spec: str = "te"
+    tp: int = 1
+    pp: int = 1
+    vpp: int | None = None
+    ep: int = 1
+    etp: int = 1
+
+
+def megatron_arguments(rules: Mapping[str, Any], scope: Scope, facts: Facts) -> dict[str, Plain]:
+    """Every argument for ``args``, by name, in plain types.
+
+    Raises ConfigError for a config key that is missing or contradicts itself, NotRepresentableError for what Megatron's
+    model cannot compute, MappingError for a rule that does not follow the grammar. Defaults that were needed are noted
+    in ``scope.used_defaults``.
+    """
+    check_rules(rules)
+    arguments: dict[str, Plain] = dict(GPT_MODEL)
+    for name in rules.get("functions", ()):
+        arguments |= FUNCTIONS[name](scope)
+    for argument, rule in rules.items():
+        if argument != "functions":
+            arguments[argument] = _value(argument, rule, scope)
+    if "norm_epsilon" in arguments:
+        arguments["layernorm_epsilon"] = arguments["norm_epsilon"]  # 0.19.2's name
+    _moe_and_mtp(arguments, scope, facts)
+    length = arguments.get("max_position_embeddings")
+    return arguments | {
+        "expert_model_parallel_size": facts.ep,
+        "expert_tensor_parallel_size": facts.etp,
+        "make_vocab_size_divisible_by": facts.make_vocab_size_divisible_by,
+        "padded_vocab_size": facts.padded_vocab_size,
+        "pipeline_model_parallel_size": facts.pp,
+        "seq_length": min(length, SEQ_LENGTH) if isinstance(length, int) else SEQ_LENGTH,
+        "tensor_model_parallel_size": facts.tp,
+        "transformer_impl": "transformer_engine" if facts.spec == "te" else "local",
+        "virtual_pipeline_model_parallel_size": facts.vpp,
+        "vocab_size": facts.vocab_size,
+    }
+
+
+def _moe_and_mtp(arguments: dict[str, Plain], scope: Scope, facts: Facts) -> None:
+    arguments["mtp_num_layers"] = facts.mtp_layers or None  # 0.16 takes 0 for "there is an MTP block"
+    experts = arguments["num_experts"] is not None
+    if experts != (facts.moe_layer_freq is not None):
+        raise ConfigError(
+            f"num_experts is {arguments['num_experts']!r}, but the layers with experts are {facts.moe_layer_freq!r}",
+            where="config.json and [arguments] of the mapping file",
+        )
+    if not experts:
+        return
+    arguments["moe_layer_freq"] = facts.moe_layer_freq
+    arguments["moe_grouped_gemm"] = facts.spec == "te"
+    last = facts.moe_layer_freq[-1] if isinstance(facts.moe_layer_freq, list) else 1
+    if facts.mtp_layers and not last:
+        # gpt_layer_specs.py:get_gpt_mtp_block_spec takes the last decoder layer's spec for every MTP layer
+        key = "first_k_dense_replace"
+        raise refuse(
+            key, scope.value(key), "the last decoder layer has no experts, so neither would Megatron's MTP layer"
+        )
+
+
+def moe_layers(names: Iterable[str], num_layers: int) -> list[int] | None:
+    """``moe_layer_freq`` as a list, 1 where a decoder layer has a router among the canonical Megatron ``names``."""
+    found = {name.removesuffix(".mlp.router.weight") for name in names if name.endswith(".mlp.router.weight")}
+    pattern = [int(f"decoder.layers.{layer}" in found) for layer in range(num_layers)]
+    return pattern if any(pattern) else None
+
+
+def check_rules(rules: Mapping[str, Any]) -> None:
+    """Raise MappingError unless every rule of an [arguments] table follows the grammar; needs no config."""
+    for argument, rule in rules.items():
+        if argument == "functions":
+            unknown = sorted(set(rule) - set(FUNCTIONS)) if isinstance(rule, list) else [repr(rule)]
+            if unknown:
+                raise MappingError(f"[arguments] functions: no such function: {', '.join(unknown)}")
+        elif isinstance(rule, str):
+            check_expression(rule)
+        elif not isinstance(rule, Mapping) or set(rule) not in _SHAPES:
+            raise MappingError(f"[arguments] {argument}: {rule!r} is no rule")
+
+
+_SHAPES = ({"value"}, {"value", "requires"}, {"key"}, {"key", "default"}, {"not"})
+
+
+def _value(argument: str, rule: str | Mapping[str, Any], scope: Scope) -> Plain:
+    if isinstance(rule, str):
+        if rule.replace("_", "").replace(".", "").isalnum() and not rule.isdigit():
+            return _config(argument, rule, scope)
+        return evaluate(rule, scope)
+    if "key" in rule:
+        found = scope.value(rule["key"])
+        if found is None and "default" in rule:
+            found = scope.used_defaults[rule["key"]] = rule["default"]
+        return _config(argument, rule["key"], scope) if found is None else _plain(rule["key"], found)
+    if "not" in rule:
+        return not scope.truth(rule["not"])
+    for key, allowed in rule.get("requires", {}).items():
+        found = scope.value(key)
+        if found is not None and found not in allowed:
+            raise refuse(key, found, f"the mapping stands for {' or '.join(map(repr, allowed))} ({argument})")
+    value: Plain = rule["value"]
+    return value
+
+
+def _config(argument: str, key: str, scope: Scope) -> Plain:
+    found = scope.symbols[key] if key in scope.symbols else scope.value(key)
+    if found is None:
+        raise ConfigError(
+            f"config.json has no '{key}', from which Megatron's {argument} is taken",
+            where=f"config.json: {key}",
+            next_step="add the key to config.json, or give it under [defaults] of the mapping file",
+        )
+    return _plain(key, found)
+
+
+def _plain(key: str, value: Any) -> Plain:
+    if isinstance(value, str | int | float | bool):
+        return value
+    raise ConfigError(f"'{key}' is {value!r} where one value is needed", where=f"config.json: {key}")
