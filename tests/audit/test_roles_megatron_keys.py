@@ -113,6 +113,22 @@ def test_a_key_that_no_table_names_is_not_placed() -> None:
     assert stray not in {p.block.tensor for p in placements(facts, held | {stray: TensorSpec(stray, (2, 2), "F32")})}
 
 
+def test_the_second_norm_of_megatron_0_19_before_queries_without_a_latent_has_no_role() -> None:
+    """There ``qk_layernorm`` without ``q_lora_rank`` norms the normed input again; nothing else has such a weight."""
+    mla = {
+        "multi_latent_attention": True,
+        "kv_lora_rank": 3,
+        "qk_head_dim": 2,
+        "qk_pos_emb_head_dim": 2,
+        "v_head_dim": 2,
+    }
+    facts = dense()[0] | mla | {"qk_layernorm": True}
+    stray = TensorSpec("decoder.layers.self_attention.linear_q_proj.layer_norm_weight", (2, 4), "BF16")
+    placed = {p.block.tensor for p in placements(facts, {stray.name: stray})}
+    assert stray.name not in placed
+    assert "decoder.layers.self_attention.linear_kv_up_proj.layer_norm_weight" in placed
+
+
 def test_two_spellings_in_one_checkpoint_are_two_holders() -> None:
     facts, held = dense()
     both = held | renamed(

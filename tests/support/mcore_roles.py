@@ -47,7 +47,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "gqa-qkv-bias": _COMMON | _GQA | {"add_qkv_bias": True, "qk_layernorm": False, "mtp_num_layers": 2},
     "gqa-moe": _COMMON | _GQA | _MOE | {"moe_layer_freq": 1, "moe_shared_expert_intermediate_size": 22},
     "mla-moe": _COMMON | _MLA | _MOE | _SIGMOID | {"moe_layer_freq": [0, 1, 1], "mtp_num_layers": 2},
-    "mla-no-q-latent": _COMMON | _MLA | {"q_lora_rank": None},
+    # qk_layernorm off: 0.19.2 refuses it without a query latent (transformer/mla_qk_norm_config.py)
+    "mla-no-q-latent": _COMMON | _MLA | {"q_lora_rank": None, "qk_layernorm": False},
 }  # fmt: skip
 
 

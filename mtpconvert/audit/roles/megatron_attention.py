@@ -77,7 +77,11 @@ def mla_attention(f: Facts) -> list[Entry]:
 
 
 def _mla_queries(f: Facts, nope: int, rope: int) -> list[Entry]:
-    """Queries through a latent where ``q_lora_rank`` is set, else straight from the hidden state."""
+    """Queries through a latent where ``q_lora_rank`` is set, else straight from the hidden state.
+
+    Without a latent, ``qk_layernorm`` adds no norm to queries in 0.16.1. 0.19.2 (mla_qk_norm_config.py:
+    QKNormConfigResolver) then norms the normed input once more, ``linear_q_proj.layer_norm_weight``: no role is that.
+    """
     heads, hidden, rank, at = f.heads, f.hidden, f.maybe("q_lora_rank"), "self_attention"
     if rank is None:
         q = _by_head(f"{at}.linear_q_proj.weight", heads, hidden, ("mla.q.nope", nope), ("mla.q.rope", rope))
