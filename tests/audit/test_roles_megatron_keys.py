@@ -161,3 +161,18 @@ def test_arguments_that_change_what_numbers_mean() -> None:
         "attention_output_gate": True, "glu_linear_offset": 1.0, "use_mup": True,
     }  # fmt: skip
     assert [(name, value) for name, value, _ in meaning_arguments(other)] == list(other.items())
+
+
+def test_the_size_of_deepseek_v3() -> None:
+    """925 tensors, 682,636,487,424 elements: the published model and its MTP layer without the two shared matrices."""
+    facts = {
+        "num_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "ffn_hidden_size": 18432,
+        "num_experts": 256, "moe_ffn_hidden_size": 2048, "moe_shared_expert_intermediate_size": 2048,
+        "moe_layer_freq": [0] * 3 + [1] * 58, "moe_router_enable_expert_bias": True, "multi_latent_attention": True,
+        "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128,
+        "qk_layernorm": True, "add_bias_linear": False, "untie_embeddings_and_output_weights": True,
+        "mtp_num_layers": 1, "vocab_size": 129280, "padded_vocab_size": 129280,
+    }  # fmt: skip
+    found = placements(facts, {})
+    assert len({p.block.tensor for p in found}) == 925
+    assert sum(p.block.volume for p in found) == 682_636_487_424
