@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mtpconvert.convert.argument_rules import megatron_arguments
 from mtpconvert.errors import ConfigError
+from mtpconvert.mapping.dims import Scope
 
 # Compared with what the config gives. Groups: names of one argument in different versions of Megatron.
 DECIDED: tuple[tuple[str, ...], ...] = (
@@ -142,7 +144,27 @@ class ArgumentCheck:
             )
 
 
-def check_arguments(checkpoint: Mapping[str, Any], expected: Mapping[str, Any]) -> ArgumentCheck:
+def check_arguments(
+    checkpoint: Mapping[str, Any] | None, rules: Mapping[str, Any], scope: Scope, *, where: str
+) -> list[str]:
+    """Check the ``args`` of the checkpoint ``where``; notes on what could not be checked.
+
+    ``rules`` and ``scope`` as for ``megatron_arguments``, of the reference. Raises ConfigError naming every argument
+    that contradicts it, and what ``megatron_arguments`` raises.
+    """
+    expected = megatron_arguments(rules, scope, stacked=False)
+    if checkpoint is None:
+        return [
+            "the checkpoint carries no Megatron arguments: only names and shapes were checked against the reference"
+        ]
+    check = compare_arguments(checkpoint, expected)
+    check.require(where)
+    if not check.unchecked:
+        return []
+    return [f"Megatron arguments that the checkpoint does not carry, so unchecked: {', '.join(check.unchecked)}"]
+
+
+def compare_arguments(checkpoint: Mapping[str, Any], expected: Mapping[str, Any]) -> ArgumentCheck:
     """Compare the checkpoint's ``args`` with ``megatron_arguments`` of the reference's config.
 
     ``checkpoint`` may hold anything that training put there, unreadable placeholders included; only the arguments

@@ -219,6 +219,21 @@ def router_groups(scope: Scope) -> dict[str, Any]:
     return {"moe_router_num_groups": int(groups), "moe_router_group_topk": int(chosen)}
 
 
+def moe_layers(scope: Scope) -> dict[str, Any]:
+    """``moe_layer_freq`` as a list, 1 for a layer with experts: from ``first_k_dense_replace`` on every N-th.
+
+    deepseek-ai ``modeling_deepseek.py:DeepseekV3DecoderLayer``; transformers has no ``moe_layer_freq`` and takes N = 1.
+    An MTP layer is what the last decoder layer is (``gpt_layer_specs.py:get_gpt_mtp_block_spec``), in transformers
+    always one with experts (``configuration_utils.py:get_mtp_config``).
+    """
+    layers, dense = scope.integer("num_hidden_layers"), scope.integer("first_k_dense_replace")
+    every = scope.value("moe_layer_freq") or 1
+    pattern = [int(layer >= dense and layer % every == 0) for layer in range(layers)]
+    if scope.symbols.get("mtp_layers") and not pattern[-1]:
+        raise refuse("first_k_dense_replace", dense, "the last layer has no experts, so no MTP layer of Megatron has")
+    return {"moe_layer_freq": pattern}
+
+
 FUNCTIONS: dict[str, Callable[[Scope], dict[str, Any]]] = {
-    function.__name__: function for function in (rope, mla_rope, sliding_window, router_groups)
+    function.__name__: function for function in (rope, mla_rope, sliding_window, router_groups, moe_layers)
 }

@@ -116,7 +116,7 @@ def _spelling(value: Any) -> str:
 
 
 def without_flag(arguments: Mapping[str, Any]) -> list[str]:
-    """One sentence for each value that this model needs and that no flag of Megatron-LM 0.19.2 brings into the model."""
+    """One sentence for each value that this model needs and no flag of Megatron-LM 0.19.2 brings into the model."""
     sentences = []
     if arguments.get("multi_latent_attention") and arguments.get("rope_type") == "yarn":
         fields = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}

@@ -1,0 +1,192 @@
+"""config.json -> the Megatron arguments that a checkpoint carries (``args`` of common.pt), by a mapping's [arguments].
+
+A rule is one of
+
+    num_layers    = "num_hidden_layers"                       a config key, a symbol of [dims], or an integer expression
+    norm_epsilon  = { key = "rms_norm_eps", default = 1e-6 }  a config key of any type; the default is reported
+    q_lora_rank   = { expr = "q_lora_rank", when = "q_lora_rank" }   nothing where the config key is null or 0
+    normalization = { value = "RMSNorm" }                     what the architecture is, whatever the config says
+    swiglu        = { value = true, requires = { hidden_act = ["silu"] } }   and refused where the config says otherwise
+    untie_...     = { not = "tie_word_embeddings" }
+    functions     = ["rope", "sliding_window"]                named functions, each giving several arguments
+
+In ``requires`` a missing or null key stands for its class's default, which the list must contain.
+What no config decides (parallel sizes, padding, the rest that ``load_args_from_checkpoint`` reads) is added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from mtpconvert.convert.argument_functions import FUNCTIONS, refuse
+from mtpconvert.errors import ConfigError, MappingError
+from mtpconvert.mapping.dims import Scope, check_expression, evaluate
+
+Plain = str | int | float | bool | None | list[int] | tuple[int, ...]
+
+# Read by load_args_from_checkpoint (megatron/training/checkpointing.py, 0.19.2) and decided by no config: the values of
+# a GPTModel as the shipped mappings stand for. A rule of the mapping overrides.
+GPT_MODEL: dict[str, Plain] = {
+    "add_position_embedding": True,
+    "add_qkv_bias": False,
+    "apply_layernorm_1p": False,
+    "apply_query_key_layer_scaling": False,
+    "attention_dropout": 0.0,
+    "ckpt_format": "torch_dist",
+    "group_query_attention": False,
+    "heterogeneous_layers_config_encoded_json": None,
+    "heterogeneous_layers_config_path": None,
+    "hidden_dropout": 0.0,
+    "hybrid_layer_pattern": None,
+    "layernorm_zero_centered_gamma": False,  # 0.19.2's name of apply_layernorm_1p
+    "mamba_head_dim": None,
+    "mamba_num_groups": None,
+    "mamba_num_heads": None,
+    "mamba_state_dim": None,
+    "moe_ffn_hidden_size": None,
+    "moe_grouped_gemm": False,
+    "moe_latent_size": None,
+    "moe_layer_freq": 1,
+    "moe_router_enable_expert_bias": False,
+    "moe_router_pre_softmax": False,
+    "moe_router_score_function": "softmax",
+    "moe_router_topk": 2,
+    "moe_router_topk_scaling_factor": None,
+    "moe_shared_expert_intermediate_size": None,
+    "moe_single_grouped_bias": False,
+    "moe_single_grouped_weight": False,
+    "moe_token_dispatcher_type": None,
+    "mtp_hybrid_override_pattern": None,
+    "mtp_use_repeated_layer": False,
+    "multi_latent_attention": False,
+    "num_experts": None,
+    "num_layers_per_virtual_pipeline_stage": None,
+    "num_query_groups": None,
+    "qk_layernorm": False,
+    "rotary_interleaved": False,
+    "spec": None,
+    "squared_relu": False,
+    "tiktoken_pattern": None,
+    "tokenizer_model": None,
+    "tokenizer_type": None,
+    "window_attn_skip_freq": None,
+    "window_size": None,
+}
+SEQ_LENGTH = 4096  # seq_length is a choice of the run, not of the model; it may not exceed max_position_embeddings
+
+
+class Options(Protocol):
+    """What of the command line ends up in the arguments."""
+
+    @property
+    def spec(self) -> str: ...
+    @property
+    def make_vocab_size_divisible_by(self) -> int: ...
+    @property
+    def tp(self) -> int: ...
+
+
+def megatron_arguments(
+    rules: Mapping[str, Any], scope: Scope, *, stacked: bool, options: Options | None = None
+) -> dict[str, Plain]:
+    """Every argument for ``args``, by name, in plain types.
+
+    ``scope`` has the symbol ``mtp_layers``, the number that is written. ``stacked``: the layers stand under one key, so
+    ``moe_layer_freq`` must be the integer 1; a list, even of ones, makes Megatron ask for them one by one
+    (``transformer_block.py:sharded_state_dict``). Without ``options`` what only they decide is left out.
+
+    Raises ConfigError for a config key that is missing or contradicts itself, NotRepresentableError for what Megatron's
+    model cannot compute, MappingError for a rule that does not follow the grammar. Defaults that were needed are noted
+    in ``scope.used_defaults``.
+    """
+    check_rules(rules)
+    arguments: dict[str, Plain] = dict(GPT_MODEL)
+    for name in rules.get("functions", ()):
+        arguments |= FUNCTIONS[name](scope)
+    for argument, rule in rules.items():
+        if argument != "functions":
+            arguments[argument] = _value(argument, rule, scope)
+    if "norm_epsilon" in arguments:
+        arguments["layernorm_epsilon"] = arguments["norm_epsilon"]  # 0.19.2's name
+    arguments["mtp_num_layers"] = scope.symbols.get("mtp_layers") or None  # 0.16 takes 0 for "there is an MTP block"
+    length = arguments.get("max_position_embeddings")
+    arguments["seq_length"] = min(length, SEQ_LENGTH) if isinstance(length, int) else SEQ_LENGTH
+    arguments["vocab_size"] = scope.integer("vocab_size")
+    pattern = arguments["moe_layer_freq"]
+    if stacked and isinstance(pattern, list):
+        arguments["moe_layer_freq"] = pattern[0]
+    if options is None:
+        return arguments
+    return arguments | {
+        "expert_model_parallel_size": 1,
+        "expert_tensor_parallel_size": 1,
+        "make_vocab_size_divisible_by": options.make_vocab_size_divisible_by,
+        "moe_grouped_gemm": arguments["num_experts"] is not None and options.spec == "te",
+        "padded_vocab_size": padded_vocab_size(scope.integer("vocab_size"), options),
+        "pipeline_model_parallel_size": 1,
+        "tensor_model_parallel_size": options.tp,
+        "transformer_impl": "transformer_engine" if options.spec == "te" else "local",
+        "virtual_pipeline_model_parallel_size": None,
+    }
+
+
+def padded_vocab_size(vocab_size: int, options: Options) -> int:
+    """``megatron/training/vocab_utils.py:calculate_padded_vocab_size``."""
+    multiple = options.make_vocab_size_divisible_by * options.tp
+    return -(-vocab_size // multiple) * multiple
+
+
+def check_rules(rules: Mapping[str, Any]) -> None:
+    """Raise MappingError unless every rule of an [arguments] table follows the grammar; needs no config."""
+    for argument, rule in rules.items():
+        if argument == "functions":
+            unknown = sorted(set(rule) - set(FUNCTIONS)) if isinstance(rule, list) else [repr(rule)]
+            if unknown:
+                raise MappingError(f"[arguments] functions: no such function: {', '.join(unknown)}")
+        elif isinstance(rule, str):
+            check_expression(rule)
+        elif not isinstance(rule, Mapping) or set(rule) not in _SHAPES:
+            raise MappingError(f"[arguments] {argument}: {rule!r} is no rule")
+
+
+_SHAPES = ({"value"}, {"value", "requires"}, {"key"}, {"key", "default"}, {"expr", "when"}, {"not"})
+
+
+def _value(argument: str, rule: str | Mapping[str, Any], scope: Scope) -> Plain:
+    if isinstance(rule, str):
+        if rule.replace("_", "").replace(".", "").isalnum() and not rule.isdigit():
+            return _config(argument, rule, scope)
+        return evaluate(rule, scope)
+    if "key" in rule:
+        found = scope.value(rule["key"])
+        if found is None and "default" in rule:
+            found = scope.used_defaults[rule["key"]] = rule["default"]
+        return _config(argument, rule["key"], scope) if found is None else _plain(rule["key"], found)
+    if "expr" in rule:
+        return evaluate(rule["expr"], scope) if scope.truth(rule["when"]) else None
+    if "not" in rule:
+        return not scope.truth(rule["not"])
+    for key, allowed in rule.get("requires", {}).items():
+        found = scope.value(key)
+        if found is not None and found not in allowed:
+            raise refuse(key, found, f"the mapping stands for {' or '.join(map(repr, allowed))} ({argument})")
+    value: Plain = rule["value"]
+    return value
+
+
+def _config(argument: str, key: str, scope: Scope) -> Plain:
+    found = scope.symbols[key] if key in scope.symbols else scope.value(key)
+    if found is None:
+        raise ConfigError(
+            f"config.json has no '{key}', from which Megatron's {argument} is taken",
+            where=f"config.json: {key}",
+            next_step="add the key to config.json, or give it under [defaults] of the mapping file",
+        )
+    return _plain(key, found)
+
+
+def _plain(key: str, value: Any) -> Plain:
+    if isinstance(value, str | int | float | bool):
+        return value
+    raise ConfigError(f"'{key}' is {value!r} where one value is needed", where=f"config.json: {key}")
