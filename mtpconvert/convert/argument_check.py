@@ -152,7 +152,7 @@ def check_arguments(
     ``rules`` and ``scope`` as for ``megatron_arguments``, of the reference. Raises ConfigError naming every argument
     that contradicts it, and what ``megatron_arguments`` raises.
     """
-    expected = megatron_arguments(rules, scope, stacked=False)
+    expected = megatron_arguments(rules, scope)
     if checkpoint is None:
         return [
             "the checkpoint carries no Megatron arguments: only names and shapes were checked against the reference"

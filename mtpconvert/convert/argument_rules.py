@@ -8,6 +8,7 @@ A rule is one of
     normalization = { value = "RMSNorm" }                     what the architecture is, whatever the config says
     swiglu        = { value = true, requires = { hidden_act = ["silu"] } }   and refused where the config says otherwise
     untie_...     = { not = "tie_word_embeddings" }
+    q_lora_rank   = { expr = "q_lora_rank", when = "q_lora_rank" }   None where the key is missing, null, false or 0
     functions     = ["rope", "sliding_window"]                named functions, each giving several arguments
 
 In ``requires`` a missing or null key stands for its class's default, which the list must contain.
@@ -16,8 +17,9 @@ What no config decides (parallel sizes, padding, the rest that ``load_args_from_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from mtpconvert.convert.argument_functions import FUNCTIONS, refuse
 from mtpconvert.errors import ConfigError, MappingError
@@ -76,29 +78,36 @@ GPT_MODEL: dict[str, Plain] = {
 SEQ_LENGTH = 4096  # seq_length is a choice of the run, not of the model; it may not exceed max_position_embeddings
 
 
-class Options(Protocol):
-    """What of the command line ends up in the arguments."""
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the conversion itself decides.
 
-    @property
-    def spec(self) -> str: ...
-    @property
-    def make_vocab_size_divisible_by(self) -> int: ...
-    @property
-    def tp(self) -> int: ...
+    ``moe_layer_freq`` exactly as the checkpoint is laid out: the integer 1 for MoE layers stacked under one key, a list
+    of 0 and 1 for layers written one by one, None where no layer has experts. A list, even of ones, makes Megatron ask
+    for the layers one by one (``transformer_block.py:sharded_state_dict``). ``mtp_layers``: as written.
+    """
+
+    vocab_size: int
+    padded_vocab_size: int
+    make_vocab_size_divisible_by: int = 128
+    mtp_layers: int = 0
+    moe_layer_freq: int | list[int] | None = None
+    spec: str = "te"
+    tp: int = 1
+    pp: int = 1
+    vpp: int | None = None
+    ep: int = 1
+    etp: int = 1
 
 
-def megatron_arguments(
-    rules: Mapping[str, Any], scope: Scope, *, stacked: bool, options: Options | None = None
-) -> dict[str, Plain]:
-    """Every argument for ``args``, by name, in plain types.
+def megatron_arguments(rules: Mapping[str, Any], scope: Scope, facts: Facts | None = None) -> dict[str, Plain]:
+    """Every argument for ``args``, by name, in plain types; without ``facts`` those that the config decides.
 
-    ``scope`` has the symbol ``mtp_layers``, the number that is written. ``stacked``: the layers stand under one key, so
-    ``moe_layer_freq`` must be the integer 1; a list, even of ones, makes Megatron ask for them one by one
-    (``transformer_block.py:sharded_state_dict``). Without ``options`` what only they decide is left out.
+    ``scope`` has the symbol ``mtp_layers``, the number of MTP layers that the checkpoint holds. Defaults that were needed
+    are noted in ``scope.used_defaults``.
 
     Raises ConfigError for a config key that is missing or contradicts itself, NotRepresentableError for what Megatron's
-    model cannot compute, MappingError for a rule that does not follow the grammar. Defaults that were needed are noted
-    in ``scope.used_defaults``.
+    model cannot compute, MappingError for a rule that does not follow the grammar.
     """
     check_rules(rules)
     arguments: dict[str, Plain] = dict(GPT_MODEL)
@@ -113,28 +122,45 @@ def megatron_arguments(
     length = arguments.get("max_position_embeddings")
     arguments["seq_length"] = min(length, SEQ_LENGTH) if isinstance(length, int) else SEQ_LENGTH
     arguments["vocab_size"] = scope.integer("vocab_size")
-    pattern = arguments["moe_layer_freq"]
-    if stacked and isinstance(pattern, list):
-        arguments["moe_layer_freq"] = pattern[0]
-    if options is None:
-        return arguments
-    return arguments | {
-        "expert_model_parallel_size": 1,
-        "expert_tensor_parallel_size": 1,
-        "make_vocab_size_divisible_by": options.make_vocab_size_divisible_by,
-        "moe_grouped_gemm": arguments["num_experts"] is not None and options.spec == "te",
-        "padded_vocab_size": padded_vocab_size(scope.integer("vocab_size"), options),
-        "pipeline_model_parallel_size": 1,
-        "tensor_model_parallel_size": options.tp,
-        "transformer_impl": "transformer_engine" if options.spec == "te" else "local",
-        "virtual_pipeline_model_parallel_size": None,
+    return arguments if facts is None else arguments | _conversion_arguments(arguments, facts)
+
+
+def _conversion_arguments(arguments: Mapping[str, Plain], facts: Facts) -> dict[str, Plain]:
+    experts = arguments["num_experts"] is not None and facts.moe_layer_freq is not None
+    planned, configured = facts.moe_layer_freq, arguments["moe_layer_freq"]
+    if experts and isinstance(configured, list) and configured != _pattern(planned, len(configured)):
+        raise ConfigError(
+            f"by config.json the layers with experts are {configured}, by the tensors {planned}",
+            where="config.json and [layers] of the mapping file",
+        )
+    return {
+        "expert_model_parallel_size": facts.ep,
+        "expert_tensor_parallel_size": facts.etp,
+        "make_vocab_size_divisible_by": facts.make_vocab_size_divisible_by,
+        "moe_grouped_gemm": experts and facts.spec == "te",
+        "moe_layer_freq": planned if experts else configured,
+        "mtp_num_layers": facts.mtp_layers or None,
+        "padded_vocab_size": facts.padded_vocab_size,
+        "pipeline_model_parallel_size": facts.pp,
+        "tensor_model_parallel_size": facts.tp,
+        "transformer_impl": "transformer_engine" if facts.spec == "te" else "local",
+        "virtual_pipeline_model_parallel_size": facts.vpp,
+        "vocab_size": facts.vocab_size,
     }
 
 
-def padded_vocab_size(vocab_size: int, options: Options) -> int:
-    """``megatron/training/vocab_utils.py:calculate_padded_vocab_size``."""
-    multiple = options.make_vocab_size_divisible_by * options.tp
-    return -(-vocab_size // multiple) * multiple
+def _pattern(frequency: int | list[int] | None, layers: int) -> list[int]:
+    """gpt_layer_specs.py:get_gpt_decoder_layer_specs: an integer N makes layers 0, N, 2N ... MoE."""
+    if isinstance(frequency, list):
+        return frequency
+    return [int(frequency is not None and layer % frequency == 0) for layer in range(layers)]
+
+
+def moe_layers(names: Iterable[str], num_layers: int) -> list[int] | None:
+    """``moe_layer_freq`` as a list, 1 where a decoder layer has a router among the canonical Megatron ``names``."""
+    found = {name.removesuffix(".mlp.router.weight") for name in names if name.endswith(".mlp.router.weight")}
+    pattern = [int(f"decoder.layers.{layer}" in found) for layer in range(num_layers)]
+    return pattern if any(pattern) else None
 
 
 def check_rules(rules: Mapping[str, Any]) -> None:
@@ -165,6 +191,8 @@ def _value(argument: str, rule: str | Mapping[str, Any], scope: Scope) -> Plain:
         return _config(argument, rule["key"], scope) if found is None else _plain(rule["key"], found)
     if "expr" in rule:
         return evaluate(rule["expr"], scope) if scope.truth(rule["when"]) else None
+    if "expr" in rule:
+        return _value(argument, rule["expr"], scope) if scope.truth(rule["when"]) else None
     if "not" in rule:
         return not scope.truth(rule["not"])
     for key, allowed in rule.get("requires", {}).items():
