@@ -84,13 +84,12 @@ class Facts:
 
     ``moe_layer_freq`` exactly as the checkpoint is laid out: the integer 1 for MoE layers stacked under one key, a list
     of 0 and 1 for layers written one by one, None where no layer has experts. A list, even of ones, makes Megatron ask
-    for the layers one by one (``transformer_block.py:sharded_state_dict``). ``mtp_layers``: as written.
+    for the layers one by one (``transformer_block.py:sharded_state_dict``).
     """
 
     vocab_size: int
     padded_vocab_size: int
     make_vocab_size_divisible_by: int = 128
-    mtp_layers: int = 0
     moe_layer_freq: int | list[int] | None = None
     spec: str = "te"
     tp: int = 1
@@ -103,7 +102,7 @@ class Facts:
 def megatron_arguments(rules: Mapping[str, Any], scope: Scope, facts: Facts | None = None) -> dict[str, Plain]:
     """Every argument for ``args``, by name, in plain types; without ``facts`` those that the config decides.
 
-    ``scope`` has the symbol ``mtp_layers``, the number of MTP layers that the checkpoint holds. Defaults that were needed
+    ``scope`` has the symbol ``mtp_layers``, the number of MTP layers in the checkpoint. Defaults that were needed
     are noted in ``scope.used_defaults``.
 
     Raises ConfigError for a config key that is missing or contradicts itself, NotRepresentableError for what Megatron's
@@ -139,7 +138,6 @@ def _conversion_arguments(arguments: Mapping[str, Plain], facts: Facts) -> dict[
         "make_vocab_size_divisible_by": facts.make_vocab_size_divisible_by,
         "moe_grouped_gemm": experts and facts.spec == "te",
         "moe_layer_freq": planned if experts else configured,
-        "mtp_num_layers": facts.mtp_layers or None,
         "padded_vocab_size": facts.padded_vocab_size,
         "pipeline_model_parallel_size": facts.pp,
         "tensor_model_parallel_size": facts.tp,
