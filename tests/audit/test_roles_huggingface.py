@@ -123,6 +123,23 @@ def test_a_tied_head_is_a_copy_of_the_embedding_and_only_placed_when_there() -> 
     assert_exact_cover(placements(config, inventory(tensors)), inventory(tensors))
 
 
+def test_copies_in_an_mtp_layer_are_placed_only_when_there_and_as_what_they_copy() -> None:
+    config, tensors = saved("deepseek")
+
+    def copies(config: dict[str, Any], present: dict[str, torch.Tensor]) -> dict[str, tuple[str, str]]:
+        placed = placements(config, inventory(present))
+        return {p.block.tensor: (p.role.place, p.role.name) for p in placed if p.copy}
+
+    embedding, head = "model.layers.2.embed_tokens.weight", "model.layers.2.shared_head.head.weight"
+    assert copies(config, tensors)[embedding] == ("", "embedding")
+    assert copies(config, tensors)[head] == ("", "head")
+    assert copies(config | {"tie_word_embeddings": True}, tensors)[head] == ("", "embedding")
+    bare = {k: v for k, v in tensors.items() if not k.endswith(("embed_tokens.weight", "shared_head.head.weight"))}
+    assert copies(config, bare) == {}
+    whole = bare | {"model.embed_tokens.weight": tensors["model.embed_tokens.weight"]}
+    assert_exact_cover(placements(config, inventory(whole)), inventory(whole))
+
+
 def test_declared_mtp_layers_are_placed_though_absent_and_present_ones_though_undeclared() -> None:
     config, tensors = saved("deepseek")
 

@@ -1,4 +1,4 @@
-"""The real forward of transformers, watched: what numbers do once the HF roles have named and a test has changed them."""
+"""The real forward of transformers, watched: what numbers do once the HF roles named and a test changed them."""
 
 import sys
 from collections.abc import Callable
@@ -101,9 +101,9 @@ def negated(x: torch.Tensor) -> torch.Tensor:
 class MtpProbe:
     """The real ``MtpLayer`` at ``depth``, as a function of an embedding and an incoming hidden state."""
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        config, self.tensors = saved("deepseek")
+    def __init__(self, depth: int, case: str = "deepseek") -> None:
+        self.depth, self.case = depth, case
+        config, self.tensors = saved(case)
         self.placed = placements(config, inventory(self.tensors))
         torch.manual_seed(5)
         self.embeddings, self.hidden = torch.randn(2, 2, 1, 4, MLA["hidden_size"])
@@ -115,7 +115,7 @@ class MtpProbe:
         if role is not None:
             place = f"mtp.{self.depth if depth is None else depth}"
             tensors = edited(tensors, self.placed, place, role, where)
-        model, _ = mtp_model("deepseek", tensors)
+        model, _ = mtp_model(self.case, tensors)
         joined: list[torch.Tensor] = []
         model.layers[self.depth].eh_proj.register_forward_hook(lambda module, args, output: joined.append(output))
         result = model.forward_layer(

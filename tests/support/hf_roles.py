@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": ("DeepseekV3", MLA | {"num_mtp_layers": 2}),
     "deepseek, plain queries, no MTP": ("DeepseekV3", MLA | {"q_lora_rank": None, "num_mtp_layers": 0}),
     "deepseek, rotary halves": ("DeepseekV3", MLA | {"rope_interleave": False, "num_mtp_layers": 1}),
+    "deepseek, hidden state first": ("DeepseekV3", MLA | {"num_mtp_layers": 1, "mtp_hidden_states_first": True}),
     "deepseek, all dense": ("DeepseekV3", MLA | {"first_k_dense_replace": 2, "num_mtp_layers": 0}),
 }
 
