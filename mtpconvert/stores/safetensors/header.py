@@ -61,11 +61,12 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
-            raw = file.read(8)
-            length = int.from_bytes(raw, "little")
-            if size < 8 or length > MAX_HEADER_BYTES:
-                raise _not_safetensors(raw + file.read(32), size, length, where)
-            raw += file.read(length)
+            head = file.read(40)
+            length = int.from_bytes(head[:8], "little")
+            if size < 8 or length > MAX_HEADER_BYTES or _is_foreign(head):
+                raise _not_safetensors(head, size, length, where)
+            file.seek(0)
+            raw = file.read(8 + length)
     except FileNotFoundError:
         raise IncompleteError(f"{path.name} does not exist", where=where, next_step=_AGAIN) from None
     except OSError as error:
@@ -94,7 +95,7 @@ def parse_header(raw: bytes, where: str) -> Header:
     Raises IncompleteError when ``raw`` is shorter than its length prefix says, CheckpointError for every other fault.
     """
     length = int.from_bytes(raw[:8], "little")
-    if len(raw) < 8 or length > MAX_HEADER_BYTES:
+    if len(raw) < 8 or length > MAX_HEADER_BYTES or _is_foreign(raw):
         raise _not_safetensors(raw[:40], len(raw), length, where)
     if len(raw) < 8 + length:
         raise IncompleteError(f"a header of {8 + length} bytes has only {len(raw)}", where=where, next_step=_AGAIN)
@@ -198,6 +199,13 @@ def _overflows(shape: list[int], bits: int) -> bool:
         if product >= _USIZE:
             return True
     return product * bits >= _USIZE
+
+
+def _is_foreign(head: bytes) -> bool:
+    """Whether ``head`` begins like another kind of file and its JSON not like JSON (a length can look like a magic)."""
+    return head[8:9] not in (b"{", b" ", b"\t", b"\n", b"\r") and head.startswith(
+        tuple(start for start, _, _ in _FOREIGN)
+    )
 
 
 def _not_safetensors(head: bytes, size: int, length: int, where: str) -> CheckpointError:

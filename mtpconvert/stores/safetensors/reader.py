@@ -73,16 +73,16 @@ def chunk_of(file: int, spec: TensorSpec, start: int) -> Chunk:
     return Chunk(tuple((0, dim) for dim in spec.shape), file, start, tuple(reversed(strides)))
 
 
-def save_headers(reader: SafetensorsReader, out_dir: Path) -> None:
+def save_headers(layout: SafetensorsLayout, out_dir: Path) -> None:
     """Write each shard's raw header (``<shard>.header``) and the index, verbatim, into ``out_dir``; nothing is synced.
 
     Raises OSError as the filesystem does; ``out_dir`` is made if it is not there.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    for shard in reader.shards:
+    for shard in layout.shards:
         (out_dir / (shard.name + HEADER_SUFFIX)).write_bytes(shard.header.raw)
-    if reader.layout.index is not None:
-        (out_dir / reader.layout.index.name).write_bytes(reader.layout.index.raw)
+    if layout.index is not None:
+        (out_dir / layout.index.name).write_bytes(layout.index.raw)
 
 
 def layout_from_headers(headers_dir: Path, index_bytes: bytes | None) -> SafetensorsLayout:
