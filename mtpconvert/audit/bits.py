@@ -174,7 +174,15 @@ def _copies(bits: Bits, left: Side, right: Side, trained: bool) -> list[Finding]
             continue
         if outcome.equal:
             bits.copies.append(f"{pair.copy}: {pair.right.tensor} = {pair.left.tensor}")
+            if pair.copy == "right" and pair.right.tensor not in bits.unequal:
+                bits.equal.add(pair.right.tensor)
             continue
+        if outcome.error is not None:
+            found.append(_unread(outcome, right))
+            continue
+        if pair.copy == "right":
+            bits.equal.discard(pair.right.tensor)
+            bits.unequal.add(pair.right.tensor)
         text = f"{pair.right.tensor} repeats {pair.left.tensor}, and {outcome.differing} of {outcome.total} elements differ"
         found.append(finding("copy-differs", text, side=pair.copy, tensor=pair.right.tensor, other=pair.left.tensor))
     return found

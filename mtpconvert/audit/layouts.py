@@ -20,7 +20,22 @@ def layout_cause(expected: Any, found: Any, roles: dict[str, Placement]) -> str 
         guess = rearrange(expected)
         if guess is not None and guess.size == found.size and np.array_equal(guess.reshape(found.shape), found):
             return words
+    for shift in _row_shifts(expected, found, 0) if expected.ndim > 1 else ():
+        if np.array_equal(np.roll(expected, -shift, 0), found):
+            return "halves exchanged along rows" if 2 * shift == len(found) else f"rows rotated by {_signed(shift, len(found))}"
     return None
+
+
+def _signed(shift: int, count: int) -> int:
+    return shift if 2 * shift <= count else shift - count
+
+
+def _row_shifts(expected: Any, found: Any, row: int) -> list[int]:
+    """Shifts by which the row of ``expected`` that stands at ``row`` of ``found`` came there (the first few)."""
+    import numpy as np
+
+    flat, wanted = expected.reshape(len(expected), -1), found[row].reshape(-1)
+    return [int(at) - row for at in np.flatnonzero((flat == wanted).all(axis=1))[:4] if at != row]
 
 
 def _hypotheses(shape: tuple[int, ...], roles: dict[str, Placement]) -> Iterator[tuple[str, Callable[[Any], Any]]]:
@@ -94,7 +109,12 @@ def tail_cause(expected: Any, found: Any) -> str | None:
     if not two[first : last + 1].any():
         return f"{last + 1 - first} elements from {first} on are zero (a stretch that was never written)"
     columns = expected.shape[-1] if expected.ndim > 1 else 1
-    for shift in sorted({1, 2, columns, 2 * columns}):
+    shifts = {1, 2, columns, 2 * columns}
+    if expected.ndim > 1 and first // columns < len(expected):
+        row = first // columns
+        both = _row_shifts(expected, found, row) + _row_shifts(found, expected, row)
+        shifts |= {abs(shift) * columns for shift in both} if expected.ndim == 2 else set()
+    for shift in sorted(shifts):
         if shift < one.size and one.size - first > 2 * shift:
             if np.array_equal(one[first : -shift or None], two[first + shift :]):
                 return f"everything from element {first} on stands {_elements(shift, columns)} too far"

@@ -19,7 +19,7 @@ def make_ledger(
     wanted = max([len(here.names), len(there.names), ledger.declared or 0, ledger.declared_right or 0])
     for layer in range(wanted):
         mine, theirs = here.names.get(layer, []), there.names.get(layer, [])
-        expected = _expected(layer, mine, right, left, one, two)
+        expected = _expected(layer, mine, theirs, right, left, one, two)
         prefix = there.prefix.get(layer) or _prefix_of(layer, right, here, two) or here.prefix.get(layer, "")
         same = None if equal is None else sum(name in equal for name in theirs)
         ledger.layers.append(LayerLedger(
@@ -39,13 +39,16 @@ def _bytes(side: Side, names: Iterable[str]) -> int:
     return sum(side.inventory[name].nbytes for name in names)
 
 
-def _expected(layer: int, mine: list[str], right: Side, left: Side, one: Description, two: Description) -> int:
-    """Like against like the left's own tensors; else what the right side's description places in that layer."""
+def _expected(
+    layer: int, mine: list[str], theirs: list[str], right: Side, left: Side, one: Description, two: Description
+) -> int:  # fmt: skip
+    """Like against like the left's own tensors; else what the right side's description places in that layer
+    (copies where they are there)."""
     if left.kind == right.kind and mine:
         return len(mine)
     described = {name for name, place in two.places_of().items() if place == f"mtp.{layer}"}
     if described:
-        return len(described)
+        return len(described | ({p.block.tensor for p in two.usable if p.copy} & set(theirs)))
     return len(mine) or len({name for name, place in one.places_of().items() if place == f"mtp.{layer}"})
 
 
@@ -72,8 +75,12 @@ def _sentence(layer: int, expected: int, theirs: list[str], same: int | None, pr
 
 def _summary(side: Side, layers: MtpLayers, rows: list[LayerLedger]) -> str:
     count = declared(side)
-    source = "config" if side.is_huggingface else "arguments"
-    says = f"{source} declares {_layers(count)}" if count is not None else f"{source} declares nothing about MTP"
+    if side.is_huggingface:
+        says = f"config declares {_layers(count)}" if count is not None else "config says nothing about MTP"
+    elif side.arguments is None:
+        says = "no arguments in the checkpoint"
+    else:
+        says = f"arguments declare {_layers(count)}" if count is not None else "arguments say nothing about MTP"
     tensors = len(layers.all_names())
     if tensors == 0 and count:
         expected = sum(row.expected for row in rows)
