@@ -1,6 +1,7 @@
 """Everything that can stop a command, as one tree; each class carries the exit code that scripts rely on.
 
     MtpConvertError
+    ├── AuditFailedError          1   the auditor found something in what was just converted
     ├── UsageError                2   wrong usage; also: the target exists
     ├── MappingError              3   a mapping file is wrong
     │   └── NotABijectionError    4   its expansion does not cover both sides exactly once
@@ -12,7 +13,7 @@
     ├── NotRepresentableError    10   the other side has no place for it
     └── TargetError              11   the target cannot be written: no space, no permission, a failing disk
 
-Exit code 1 is the auditor's: it found something. A finding is a value, never an exception.
+A finding of the auditor is a value; only a conversion that must not be published turns findings into an exception.
 """
 
 
@@ -34,6 +35,10 @@ class MtpConvertError(Exception):
         if self.next_step is not None:
             lines.append(f"  next:  {self.next_step}")
         return "\n".join(lines)
+
+
+class AuditFailedError(MtpConvertError):
+    exit_code = 1
 
 
 class UsageError(MtpConvertError):

@@ -22,59 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtpconvert.convert.argument_functions import FUNCTIONS, refuse
+from mtpconvert.convert.argument_names import GPT_MODEL, Plain
 from mtpconvert.errors import ConfigError, MappingError
 from mtpconvert.mapping.dims import Scope, check_expression, evaluate
 
-Plain = str | int | float | bool | None | list[int] | tuple[int, ...]
-
-# Read by load_args_from_checkpoint (megatron/training/checkpointing.py, 0.19.2) and decided by no config: the values of
-# a GPTModel as the shipped mappings stand for. A rule of the mapping overrides.
-GPT_MODEL: dict[str, Plain] = {
-    "add_position_embedding": True,
-    "add_qkv_bias": False,
-    "apply_layernorm_1p": False,
-    "apply_query_key_layer_scaling": False,
-    "attention_dropout": 0.0,
-    "ckpt_format": "torch_dist",
-    "group_query_attention": False,
-    "heterogeneous_layers_config_encoded_json": None,
-    "heterogeneous_layers_config_path": None,
-    "hidden_dropout": 0.0,
-    "hybrid_layer_pattern": None,
-    "layernorm_zero_centered_gamma": False,  # 0.19.2's name of apply_layernorm_1p
-    "mamba_head_dim": None,
-    "mamba_num_groups": None,
-    "mamba_num_heads": None,
-    "mamba_state_dim": None,
-    "moe_ffn_hidden_size": None,
-    "moe_grouped_gemm": False,
-    "moe_latent_size": None,
-    "moe_layer_freq": 1,
-    "moe_router_enable_expert_bias": False,
-    "moe_router_pre_softmax": False,
-    "moe_router_score_function": "softmax",
-    "moe_router_topk": 2,
-    "moe_router_topk_scaling_factor": None,
-    "moe_shared_expert_intermediate_size": None,
-    "moe_single_grouped_bias": False,
-    "moe_single_grouped_weight": False,
-    "moe_token_dispatcher_type": None,
-    "mtp_hybrid_override_pattern": None,
-    "mtp_use_repeated_layer": False,
-    "multi_latent_attention": False,
-    "num_experts": None,
-    "num_layers_per_virtual_pipeline_stage": None,
-    "num_query_groups": None,
-    "qk_layernorm": False,
-    "rotary_interleaved": False,
-    "spec": None,
-    "squared_relu": False,
-    "tiktoken_pattern": None,
-    "tokenizer_model": None,
-    "tokenizer_type": None,
-    "window_attn_skip_freq": None,
-    "window_size": None,
-}
 SEQ_LENGTH = 4096  # seq_length is a choice of the run, not of the model; it may not exceed max_position_embeddings
 
 

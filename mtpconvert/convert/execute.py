@@ -93,15 +93,18 @@ class _Run:
 
     def go(self, threads: int) -> Moved:
         workers = [threading.Thread(target=self._work, name=f"move-{n}") for n in range(threads - 1)]
+        for worker in workers:
+            worker.start()
         try:
-            for worker in workers:
-                worker.start()
             self._work()
-        finally:
             for worker in workers:
                 worker.join()
-            self._sources.close()
-            self._outputs.close()
+        except BaseException as error:  # Ctrl-C while waiting: the others stop at their next window
+            self._fail(error)
+        for worker in workers:
+            worker.join()
+        self._sources.close()
+        self._outputs.close()
         if self._error is not None:
             raise self._error
         expected, zeros = sum(self._targets[name].nbytes for name in self._tiles), sum(self._filled.values())
@@ -119,11 +122,14 @@ class _Run:
             try:
                 self._move(task, buffer, gatherer)
             except BaseException as error:
-                with self._lock:
-                    self._error = self._error or error
+                self._fail(error)
             finally:
                 with self._lock:
                     self._busy[task.chunk.file] -= 1
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._error = self._error or error
 
     def _next(self) -> _Task | None:
         """The next task of the output file that the fewest threads write to: a file system serialises its writers."""
@@ -145,6 +151,8 @@ class _Run:
         descriptor = self._outputs.get(task.chunk.file)
         read, crc, flushed = 0, 0, 0
         for start in range(0, size, WINDOW):
+            if self._error is not None:
+                return
             stop = min(start + WINDOW, size)
             window = buffer[: stop - start]
             if zeroed:

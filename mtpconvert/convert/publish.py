@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mtpconvert.convert.execute import target_error
-from mtpconvert.errors import TargetError, UsageError
+from mtpconvert.errors import AuditFailedError, TargetError, UsageError
 
 
 class Staging:
@@ -53,6 +53,8 @@ class Staging:
 def staged(target: Path, *, overwrite: bool, needed: int) -> Iterator[Staging]:
     """A Staging whose disk has room for ``needed`` bytes; whatever is not published is removed on the way out.
 
+    Only what an audit rejected (AuditFailedError) is kept, as ``<target>.failed``.
+
     Raises UsageError where the target exists or another run is building it, TargetError where there is no room.
     """
     target = target.absolute()
@@ -67,6 +69,9 @@ def staged(target: Path, *, overwrite: bool, needed: int) -> Iterator[Staging]:
         try:
             staging.path.mkdir()
             yield staging
+        except AuditFailedError as error:
+            error.where = str(staging.set_failed())
+            raise
         except OSError as error:
             raise target_error(error, Path(error.filename or staging.path)) from error
         finally:

@@ -211,13 +211,20 @@ def _plan(
     dropped: list[TensorSpec],
     note: str | None,
 ) -> Plan:
-    notes = [] if note is None else [note]
-    for key, value in scope.used_defaults.items():
-        notes.append(f"config.json has no {key}: taken as {value!r} ({mapping.default_sources[key]})")
+    notes = [*([] if note is None else [note]), *default_notes(scope, mapping)]
     return Plan(
         direction, mapping.architecture, mapping.file.name, expansion.tiles, expansion.fills, copies, asides, hf, mcore,
         dropped, MtpCount(None, None, 0, 0, 0, 0), proof, dict(scope.used_defaults), expansion.variants, notes,
     )  # fmt: skip
+
+
+def default_notes(scope: Scope, mapping: MappingFile, known: Collection[str] = ()) -> list[str]:
+    """A line for every default that stood in for a config key, those in ``known`` left out."""
+    return [
+        f"config.json has no {key}: taken as {value!r} ({mapping.default_sources.get(key, 'the default of its class')})"
+        for key, value in scope.used_defaults.items()
+        if key not in known
+    ]
 
 
 def _count(declared: Declared, present: int, written: int, specs: list[TensorSpec]) -> MtpCount:

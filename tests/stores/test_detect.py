@@ -84,7 +84,7 @@ def test_a_megatron_root_and_its_iteration_folder(tracker: str, folder: str, tmp
 def test_kept_headers_are_a_reference_without_weights(tmp_path: Path) -> None:
     tiny = write_tiny("qwen3", tmp_path / "tiny")
     assets = tmp_path / "hf_assets"
-    save_headers(SafetensorsReader(tiny), assets)
+    save_headers(SafetensorsReader(tiny).layout, assets)
     assert detect(assets) == Found("hf_assets", assets, assets=assets)
 
 

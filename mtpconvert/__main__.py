@@ -1,0 +1,3 @@
+from mtpconvert.cli.main import run
+
+run()

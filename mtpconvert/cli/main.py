@@ -1,0 +1,95 @@
+"""The command group, and how errors become messages and exit codes. Commands are imported when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from mtpconvert import __version__
+from mtpconvert.errors import MtpConvertError
+
+COMMANDS = {
+    "hf2mcore": "Hugging Face -> Megatron checkpoint.",
+    "mcore2hf": "Megatron checkpoint -> Hugging Face.",
+    "audit": "Say whether RIGHT is what LEFT became, byte for byte, MTP by name.",
+    "inspect": "What a checkpoint holds, from its headers.",
+    "plan": "What would move where, from headers.",
+    "roundtrip": "HF -> Megatron -> HF in a temporary directory; every byte compared.",
+    "mappings": "List, show and check the mapping files.",
+}
+
+
+class _Lazy(click.Group):
+    """Knows its commands by name; ``--help`` imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"mtpconvert.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mtpconvert")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.pass_context
+def main(ctx: click.Context, debug: bool) -> None:
+    """Convert Megatron-Core <-> Hugging Face checkpoints, audit any two, never lose MTP layers silently."""
+    ctx.obj = {"debug": debug}
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with the code that docs/command-line.md promises."""
+    sys.exit(call(sys.argv[1:] if arguments is None else arguments))
+
+
+def call(arguments: list[str]) -> int:
+    """Run the command line; the exit code. Messages go to stderr, an error of ``--json`` runs to stdout as well."""
+    debug = "--debug" in arguments
+    try:
+        code = main.main(arguments, prog_name="mtpconvert", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except MtpConvertError as error:
+        if debug:
+            traceback.print_exc()
+        _report(error, as_json="--json" in arguments)
+        return error.exit_code
+    except click.exceptions.Abort:
+        click.echo("mtpconvert: interrupted; nothing stands under the final name", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except BrokenPipeError:
+        return 1
+
+
+def _report(error: MtpConvertError, *, as_json: bool) -> None:
+    click.echo(f"mtpconvert: error: {error}", err=True)
+    if as_json:
+        import json
+
+        document: dict[str, Any] = {
+            "error": {
+                "kind": type(error).__name__,
+                "exit_code": error.exit_code,
+                "what": error.what,
+                "where": error.where,
+                "next_step": error.next_step,
+            }
+        }
+        click.echo(json.dumps(document, indent=2))

@@ -1,0 +1,69 @@
+"""``mtpconvert mappings list | show ARCH | check [FILE]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mtpconvert.errors import ConfigError, MappingError
+from mtpconvert.mapping import catalogue
+from mtpconvert.mapping.dims import Scope
+from mtpconvert.mapping.expand import expand
+from mtpconvert.mapping.load import load_mapping
+from mtpconvert.mapping.model import Mapping
+from mtpconvert.mapping.mtp import declared_mtp
+from mtpconvert.mapping.prove import prove
+
+MEGATRON_VOCAB_MULTIPLE = 128  # megatron/training/arguments.py: default of --make-vocab-size-divisible-by
+
+
+@click.group()
+def mappings() -> None:
+    """List, show and check the mapping files."""
+
+
+@mappings.command("list")
+def list_() -> None:
+    """Architectures that can be converted."""
+    for architecture in catalogue.architectures():
+        mapping = load_mapping(catalogue.file_of(architecture))
+        mtp = "MTP" if mapping.mtp else "no MTP"
+        click.echo(f"{architecture:28} {mtp}")
+
+
+@mappings.command()
+@click.argument("architecture")
+def show(architecture: str) -> None:
+    """Print the mapping file of ARCHITECTURE."""
+    click.echo(catalogue.file_of(architecture).read_text(encoding="utf-8"), nl=False)
+
+
+@mappings.command()
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def check(file: Path | None) -> None:
+    """Expand and prove every shipped mapping, or FILE, on a tiny and on a published full-size config."""
+    files = [file] if file else [catalogue.file_of(name) for name in catalogue.architectures()]
+    for path in files:
+        mapping = load_mapping(path)
+        for label, config in catalogue.sample_configs(mapping.architecture).items():
+            click.echo(_totals(mapping, label, config))
+
+
+def _totals(mapping: Mapping, label: str, config: dict[str, Any]) -> str:
+    scope = Scope(config, mapping.defaults)
+    scope.symbols["mtp_layers"] = declared_mtp(config, mapping.mtp).count or 0
+    try:
+        vocab = scope.integer("vocab_size")
+        padded = -(-vocab // MEGATRON_VOCAB_MULTIPLE) * MEGATRON_VOCAB_MULTIPLE
+        expansion = expand(mapping, scope, padded, None)
+    except ConfigError as error:  # the sample configs are right, so the mapping is not
+        raise MappingError(error.what, where=error.where, next_step="correct the mapping file") from error
+    proof = prove(expansion.tiles, expansion.fills)
+    aliases = len(expansion.aliases)
+    return (
+        f"{mapping.architecture} {label}: {proof.tiles:,} tiles and {aliases} copies;"
+        f" {proof.hf_tensors + aliases:,} HF and {proof.mcore_tensors:,} Megatron tensors;"
+        f" {proof.elements:,} elements a side without the copies; a bijection"
+    )

@@ -1,0 +1,85 @@
+"""What commands print: the MTP line, notes, JSON, progress. stdout is for results, stderr for everything else."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from mtpconvert.mapping.plan import MtpCount
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people, decimal units as disks and the hub use them."""
+    value = float(nbytes)
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            return f"{int(value)} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("the loop ends at TB")
+
+
+def mtp_line(mtp: MtpCount, *, writes: bool = True) -> str:
+    """The line that every command ends with."""
+    declared = "nothing" if mtp.declared is None else str(mtp.declared)
+    key = f" ({mtp.key})" if mtp.key else ""
+    written = f", written {mtp.written}" if writes else ""
+    return (
+        f"MTP layers: declared {declared}{key}, present {mtp.present}{written};"
+        f" {mtp.tensors} tensors, {mtp.nbytes:,} bytes"
+    )
+
+
+def mtp_json(mtp: MtpCount) -> dict[str, Any]:
+    return {
+        "key": mtp.key,
+        "declared": mtp.declared,
+        "present": mtp.present,
+        "written": mtp.written,
+        "tensors": mtp.tensors,
+        "bytes": mtp.nbytes,
+    }
+
+
+def print_json(document: dict[str, Any]) -> None:
+    click.echo(json.dumps(document, indent=2))
+
+
+def print_notes(notes: list[str]) -> None:
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+
+
+Advance = Callable[[int, str], None]
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Advance]:
+    """A bar of bytes, rate, time left and the tensor at hand; nothing at all where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _count, _name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    lock = threading.Lock()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+
+        def advance(count: int, name: str) -> None:
+            with lock:
+                bar.update(task, advance=count, description=name)
+
+        yield advance

@@ -1,0 +1,199 @@
+"""Megatron torch_dist -> Hugging Face, from two paths to a published directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtpconvert.convert.arguments import check_arguments
+from mtpconvert.convert.assets import ASIDE, HEADERS, copy_side_files
+from mtpconvert.convert.configs import read_config, with_values
+from mtpconvert.convert.execute import execute
+from mtpconvert.convert.inspect_bytes import nonzero_rows
+from mtpconvert.convert.publish import staged, sync_tree
+from mtpconvert.convert.result import Callbacks, Conversion
+from mtpconvert.convert.whole_tensors import copy_tensors
+from mtpconvert.errors import CheckpointError, ConfigError, UsageError
+from mtpconvert.mapping.catalogue import mapping_for
+from mtpconvert.mapping.dims import Scope
+from mtpconvert.mapping.model import Mapping
+from mtpconvert.mapping.mtp import present_in_mcore
+from mtpconvert.mapping.plan import Plan, plan_to_hf
+from mtpconvert.stores.detect import detect
+from mtpconvert.stores.safetensors.layout import SafetensorsLayout
+from mtpconvert.stores.safetensors.plan import adapt_layout, parse_size, plan_layout
+from mtpconvert.stores.safetensors.reader import SafetensorsReader, load_layout
+from mtpconvert.stores.safetensors.writer import SafetensorsWriter
+from mtpconvert.stores.torch_dist.reader import TorchDistReader
+from mtpconvert.tensors import Inventory
+
+DEFAULT_SHARD = "5GB"  # transformers 4.x' default of save_pretrained
+
+
+@dataclass(frozen=True)
+class ToHf:
+    """Options of ``mcore2hf`` under the names of its flags."""
+
+    reference: Path | None = None
+    mtp: str = "keep"
+    max_shard_size: str | None = None
+    vocab_size: str = "from-config"
+    overwrite: bool = False
+    mapping: Path | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where the HF side's shape comes from. ``folder``: its side files. ``layout``: None without weights."""
+
+    folder: Path
+    layout: SafetensorsLayout | None
+    asides: SafetensorsReader | None
+
+
+@dataclass
+class McoreSource:
+    """A source read as far as its headers: what ``plan`` shows and ``mcore2hf`` goes on from."""
+
+    reader: TorchDistReader
+    reference: Reference
+    config: dict[str, Any]
+    mapping: Mapping
+    plan: Plan
+    config_changes: dict[str, Any]
+
+
+def open_source(source: Path, options: ToHf) -> McoreSource:
+    """Detect, read metadata, find the reference, check arguments, plan and prove. Reads no weights."""
+    found = detect(source)
+    if found.kind != "torch_dist" or found.iteration_dir is None:
+        raise UsageError(
+            f"{source} is no Megatron checkpoint but {found.kind}", next_step="hf2mcore goes the other way"
+        )
+    reference = _reference(options.reference, found.assets, source)
+    reader, config = TorchDistReader(found.iteration_dir), read_config(reference.folder)
+    mapping = mapping_for(config, options.mapping)
+    changes: dict[str, Any] = {}
+    rows = _vocab_rows(reader.inventory(), config, options)
+    if rows is not None:
+        changes["vocab_size"] = rows
+    plan = plan_to_hf(
+        mapping,
+        config,
+        reader.inventory(),
+        reference=None if reference.layout is None else list(reference.layout.inventory()),
+        drop_mtp=options.mtp == "drop",
+        vocab_rows=rows,
+        where=str(found.iteration_dir),
+    )
+    if options.mtp == "drop" and plan.mtp.key is not None:
+        changes[plan.mtp.key] = 0
+    scope = Scope({**config, **({} if rows is None else {"vocab_size": rows})}, mapping.defaults)
+    scope.symbols["mtp_layers"] = len(present_in_mcore(reader.inventory()))
+    plan.notes += [*reader.notes, *check_arguments(reader.args, mapping.arguments, scope, where=str(source))]
+    return McoreSource(reader, reference, config, mapping, plan, changes)
+
+
+def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) -> Conversion:
+    """Convert ``source`` into the Hugging Face directory ``target``. Raises MtpConvertError."""
+    opened = open_source(source, options)
+    plan, reader = opened.plan, opened.reader
+    wanted = {**plan.hf, **_aside_specs(opened)}
+    layout = _layout(opened, wanted, options)
+    notes = [*plan.notes, *_padding_notes(plan, reader), *_dtype_notes(plan, opened.reference.layout)]
+    needed = layout.total_size + sum(len(shard.header.raw) for shard in layout.shards)
+    with staged(target, overwrite=options.overwrite, needed=needed) as staging:
+        writer = SafetensorsWriter(staging.path, layout)
+        writer.create()
+        moved = execute(plan, reader, writer, callbacks.start(needed))
+        if opened.reference.asides is not None:
+            copy_tensors(opened.reference.asides, writer, plan.asides)
+        writer.commit()
+        copy_side_files(opened.reference.folder, staging.path)
+        if opened.config_changes:
+            config = staging.path / "config.json"
+            config.write_text(with_values(config.read_text(encoding="utf-8"), opened.config_changes), encoding="utf-8")
+        sync_tree(staging.path)
+        audit = callbacks.gate(source, staging.path) if callbacks.gate else None
+        staging.publish()
+    return Conversion(source, target, plan, moved, [], opened.config_changes, notes, audit)
+
+
+def _reference(given: Path | None, assets: Path | None, source: Path) -> Reference:
+    folder = given if given is not None else assets
+    if folder is None:
+        raise CheckpointError(
+            "this Megatron checkpoint carries no hf_assets, as every one that training saved",
+            where=str(source),
+            next_step="pass --reference: the HF directory, or the hf2mcore output, that training started from",
+        )
+    if given is not None and (inside := given / "hf_assets").is_dir():
+        folder = inside
+    if (folder / HEADERS).is_dir():
+        aside = folder / ASIDE
+        return Reference(folder, load_layout(folder / HEADERS), SafetensorsReader(aside) if aside.is_dir() else None)
+    if not folder.is_dir():
+        raise UsageError("the reference is no directory", where=str(folder))
+    names = [entry.name for entry in folder.iterdir()]
+    if any(".safetensors" in name for name in names):
+        detect(folder)  # refuses pointer files, missing config and the like by name
+        reader = SafetensorsReader(folder)
+        return Reference(folder, reader.layout, reader)
+    return Reference(folder, None, None)
+
+
+def _vocab_rows(source: Inventory, config: dict[str, Any], options: ToHf) -> int | None:
+    if options.vocab_size != "from-megatron":
+        return None
+    spec = source.get("embedding.word_embeddings.weight")
+    if spec is None:
+        raise CheckpointError("there is no embedding.word_embeddings.weight to take the vocabulary size from")
+    if "vocab_size" not in config:
+        raise ConfigError("config.json has no vocab_size at its top level to be rewritten", where="vocab_size")
+    return spec.shape[0]
+
+
+def _aside_specs(opened: McoreSource) -> Inventory:
+    """Specs of the tensors that a row sets aside and the reference keeps; their bytes are in the reference."""
+    if not opened.plan.asides:
+        return {}
+    kept = {} if opened.reference.asides is None else opened.reference.asides.inventory()
+    if lost := [name for name in opened.plan.asides if name not in kept]:
+        raise CheckpointError(
+            f"the reference lists {', '.join(lost[:5])} and no longer holds the bytes",
+            where=str(opened.reference.folder),
+            next_step="pass --reference with the original Hugging Face directory",
+        )
+    return {name: kept[name] for name in opened.plan.asides}
+
+
+def _layout(opened: McoreSource, wanted: Inventory, options: ToHf) -> SafetensorsLayout:
+    layout = opened.reference.layout
+    if layout is None or options.max_shard_size is not None:
+        return plan_layout(list(wanted.values()), parse_size(options.max_shard_size or DEFAULT_SHARD))
+    return adapt_layout(layout, wanted)
+
+
+def _padding_notes(plan: Plan, reader: TorchDistReader) -> list[str]:
+    notes = []
+    for fill in plan.fills:
+        rows = fill.mcore.box[0][1] - fill.mcore.box[0][0]
+        if used := nonzero_rows(reader, fill.mcore):
+            notes.append(
+                f"{fill.mcore.tensor}: {used} of {rows} vocabulary padding rows are not zero (normal after training);"
+                " they are left out"
+            )
+    return notes
+
+
+def _dtype_notes(plan: Plan, layout: SafetensorsLayout | None) -> list[str]:
+    if layout is None:
+        return []
+    before = layout.inventory()
+    changed: dict[str, int] = {}
+    for name, spec in plan.hf.items():
+        if name in before and before[name].dtype != spec.dtype:
+            change = f"{before[name].dtype} in the reference, {spec.dtype} in Megatron"
+            changed[change] = changed.get(change, 0) + 1
+    return [f"{count} tensors are {change}: written as Megatron has them" for change, count in changed.items()]

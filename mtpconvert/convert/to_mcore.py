@@ -1,0 +1,239 @@
+"""Hugging Face -> Megatron torch_dist, from two paths to a published directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtpconvert import __version__
+from mtpconvert.convert.arguments import Facts, Plain, launch_flags, megatron_arguments, moe_layers, without_flag
+from mtpconvert.convert.assets import ASIDE, ASSETS, HEADERS, copy_side_files, write_manifest
+from mtpconvert.convert.chunking import chunk_boxes, file_count
+from mtpconvert.convert.configs import read_config, with_values
+from mtpconvert.convert.execute import execute
+from mtpconvert.convert.inspect_bytes import differing_elements
+from mtpconvert.convert.publish import staged, sync_tree
+from mtpconvert.convert.result import Callbacks, Conversion
+from mtpconvert.convert.whole_tensors import copy_tensors
+from mtpconvert.errors import NotRepresentableError, UsageError
+from mtpconvert.mapping.catalogue import mapping_for
+from mtpconvert.mapping.dims import Scope
+from mtpconvert.mapping.model import Mapping
+from mtpconvert.mapping.plan import Plan, default_notes, plan_to_mcore, vocab_multiple
+from mtpconvert.stores.detect import TRACKER, detect
+from mtpconvert.stores.safetensors.plan import plan_layout, subset_layout
+from mtpconvert.stores.safetensors.reader import SafetensorsReader, save_headers
+from mtpconvert.stores.safetensors.writer import SafetensorsWriter
+from mtpconvert.stores.torch_dist.writer import McoreVersion, Spec, TorchDistWriter
+from mtpconvert.tensors import Shape
+
+_RECORD_OVERHEAD = 2048  # bytes, generously: container around a record and its lines in .metadata
+
+
+@dataclass(frozen=True)
+class ToMcore:
+    """Options of ``hf2mcore`` under the names of its flags."""
+
+    spec: Spec = "te"
+    mcore_version: McoreVersion = "0.16"
+    iteration: str = "release"
+    make_vocab_size_divisible_by: int = 128
+    tp: int = 1  # parallel sizes to launch with: torch_dist itself has none; they go into args
+    pp: int = 1
+    vpp: int | None = None
+    ep: int = 1
+    etp: int = 1
+    mtp: str = "keep"
+    mtp_copies: str = "require-equal"
+    overwrite: bool = False
+    mapping: Path | None = None
+
+    @property
+    def iteration_number(self) -> int:
+        """0 for a release. Raises UsageError for what is neither a number nor "release"."""
+        if self.iteration == "release":
+            return 0
+        if not self.iteration.isdigit():
+            raise UsageError(f"--iteration is '{self.iteration}', neither a number nor 'release'")
+        return int(self.iteration)
+
+    @property
+    def iteration_folder(self) -> str:
+        """As megatron/training/checkpointing.py:get_checkpoint_name spells it."""
+        return "release" if self.iteration == "release" else f"iter_{self.iteration_number:07d}"
+
+
+@dataclass
+class HfSource:
+    """A source read as far as its headers: what ``plan`` shows and ``hf2mcore`` goes on from."""
+
+    reader: SafetensorsReader
+    config: dict[str, Any]
+    mapping: Mapping
+    plan: Plan
+
+
+def open_source(source: Path, options: ToMcore) -> HfSource:
+    """Detect, read headers, choose the mapping, plan and prove. Reads no weights."""
+    found = detect(source)
+    if found.kind != "hf":
+        raise UsageError(
+            f"{source} is no Hugging Face directory but {found.kind}", next_step="mcore2hf goes the other way"
+        )
+    reader, config = SafetensorsReader(source), read_config(source)
+    mapping = mapping_for(config, options.mapping)
+    multiple = vocab_multiple(options.make_vocab_size_divisible_by, options.tp)
+    plan = plan_to_mcore(
+        mapping,
+        config,
+        reader.inventory(),
+        vocab_multiple=multiple,
+        drop_mtp=options.mtp == "drop",
+        where=str(source),
+    )
+    plan.notes += reader.notes
+    return HfSource(reader, config, mapping, plan)
+
+
+def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks) -> Conversion:
+    """Convert ``source`` into ``target``, which Megatron-LM's ``--load`` reads. Raises MtpConvertError."""
+    opened = open_source(source, options)
+    plan, reader = opened.plan, opened.reader
+    arguments = _arguments(opened, options)
+    changes = _config_changes(plan, options)
+    notes = [*plan.notes, *_compare_copies(plan, reader, options), *_drop_notes(plan), *without_flag(arguments)]
+    boxes = chunk_boxes(plan)
+    needed = plan.nbytes + _RECORD_OVERHEAD * sum(map(len, boxes.values())) + _aside_bytes(plan)
+    with staged(target, overwrite=options.overwrite, needed=needed) as staging:
+        folder = staging.path / options.iteration_folder
+        folder.mkdir()
+        writer = TorchDistWriter(
+            folder,
+            list(plan.mcore.values()),
+            boxes,
+            stacked=is_stacked(plan),
+            spec=options.spec,
+            mcore_version=options.mcore_version,
+            common={"args": arguments, "iteration": options.iteration_number},
+            files=file_count(plan.nbytes),
+        )
+        writer.create()
+        moved = execute(plan, reader, writer, callbacks.start(plan.nbytes))
+        writer.commit()
+        _write_assets(opened, staging.path / ASSETS, changes)
+        tracker = "release" if options.iteration == "release" else str(options.iteration_number)
+        (staging.path / TRACKER).write_text(tracker, encoding="utf-8")
+        sync_tree(staging.path / ASSETS)
+        sync_tree(staging.path)
+        audit = callbacks.gate(source, staging.path) if callbacks.gate else None
+        staging.publish()
+    return Conversion(source, target, plan, moved, launch_flags(arguments), changes, notes, audit)
+
+
+def is_stacked(plan: Plan) -> bool:
+    """Whether all trunk layers hold the same parameters, so that Megatron keeps them under one key.
+
+    megatron/core/transformer/transformer_block.py:TransformerBlock.sharded_state_dict.
+    """
+    layers: dict[str, set[tuple[str, Shape]]] = {}
+    for name, spec in plan.mcore.items():
+        if name.startswith("decoder.layers."):
+            number, _, parameter = name.removeprefix("decoder.layers.").partition(".")
+            layers.setdefault(number, set()).add((parameter, spec.shape))
+    first, *others = layers.values()
+    return all(layer == first for layer in others)
+
+
+def _config_changes(plan: Plan, options: ToMcore) -> dict[str, Any]:
+    """``--mtp drop`` writes an explicit 0: readers of several families take a missing count for 1."""
+    if options.mtp != "drop" or plan.mtp.key is None:
+        return {}
+    return {plan.mtp.key: 0}
+
+
+def _drop_notes(plan: Plan) -> list[str]:
+    if not plan.dropped:
+        return []
+    total = sum(spec.nbytes for spec in plan.dropped)
+    return [
+        f"MTP DROPPED BY REQUEST: {len(plan.dropped)} tensors, {total:,} bytes; config.json now says {plan.mtp.key} = 0"
+    ]
+
+
+def _compare_copies(plan: Plan, reader: SafetensorsReader, options: ToMcore) -> list[str]:
+    """Every copy bit-equal to its source, or refused: Megatron has nowhere to keep a second one."""
+    notes = []
+    for copy in plan.copies:
+        different = differing_elements(reader, copy.tensor, copy.source)
+        if different == 0:
+            notes.append(f"{copy.tensor} is a bit-equal copy of {copy.source}: left out, restored on the way back")
+        elif options.mtp_copies == "use-trunk" and not copy.tie:
+            notes.append(f"{copy.tensor} differs from {copy.source} in {different:,} elements: the trunk's is used")
+        else:
+            raise NotRepresentableError(
+                f"{copy.tensor} should be a copy of {copy.source} and differs in {different:,} of"
+                f" {plan.hf[copy.tensor].numel:,} elements; Megatron has nowhere to keep a second one",
+                where=str(reader.root),
+                next_step="if the trunk's values are wanted there: --mtp-copies use-trunk"
+                if not copy.tie
+                else "set tie_word_embeddings to false in config.json if the two are meant to differ",
+            )
+    return notes
+
+
+def _arguments(opened: HfSource, options: ToMcore) -> dict[str, Plain]:
+    plan = opened.plan
+    scope = Scope(opened.config, opened.mapping.defaults)
+    scope.symbols["mtp_layers"] = plan.mtp.written
+    experts = moe_layers(plan.mcore, scope.integer("num_hidden_layers"))
+    facts = Facts(
+        vocab_size=scope.integer("vocab_size"),
+        padded_vocab_size=plan.mcore["embedding.word_embeddings.weight"].shape[0],
+        make_vocab_size_divisible_by=options.make_vocab_size_divisible_by,
+        mtp_layers=plan.mtp.written,
+        moe_layer_freq=1 if experts is not None and is_stacked(plan) else experts,
+        spec=options.spec,
+        tp=options.tp,
+        pp=options.pp,
+        vpp=options.vpp,
+        ep=options.ep,
+        etp=options.etp,
+    )
+    arguments = megatron_arguments(opened.mapping.arguments, scope, facts)
+    plan.notes += default_notes(scope, opened.mapping, known=plan.defaults)
+    return arguments
+
+
+def _aside_bytes(plan: Plan) -> int:
+    return sum(plan.hf[name].nbytes for name in plan.asides)
+
+
+def _write_assets(opened: HfSource, assets: Path, changes: dict[str, Any]) -> None:
+    """Side files, the layout of the shards, and the tensors that Megatron has no place for."""
+    plan, reader = opened.plan, opened.reader
+    assets.mkdir()
+    copy_side_files(reader.root, assets)
+    if changes:
+        config = assets / "config.json"
+        config.write_text(with_values(config.read_text(encoding="utf-8"), changes), encoding="utf-8")
+    layout = subset_layout(reader.layout, set(plan.hf)) if plan.dropped else reader.layout
+    save_headers(layout, assets / HEADERS)
+    if layout.index is not None:
+        (assets / layout.index.name).write_bytes(layout.index.raw)
+    if plan.asides:
+        aside = SafetensorsWriter(assets / ASIDE, plan_layout([plan.hf[name] for name in plan.asides], 1 << 40))
+        aside.create()
+        copy_tensors(reader, aside, plan.asides)
+        aside.commit()
+    write_manifest(
+        assets,
+        {
+            "schema_version": 1,
+            "tool_version": __version__,
+            "architecture": plan.architecture,
+            "mapping": plan.mapping_file,
+            "plan_sha256": plan.digest(),
+            "config_changes": changes,
+        },
+    )
