@@ -35,12 +35,14 @@ class Facts:
 
     ``moe_layer_freq`` exactly as the checkpoint is laid out: the integer 1 for MoE layers stacked under one key, a list
     of 0 and 1 for layers written one by one, None where no layer has experts. A list, even of ones, makes Megatron ask
-    for the layers one by one (``transformer_block.py:sharded_state_dict``).
+    for the layers one by one (``transformer_block.py:sharded_state_dict``). ``mtp_layers``: as
+    written, where the scope has no symbol ``mtp_layers``.
     """
 
     vocab_size: int
     padded_vocab_size: int
     make_vocab_size_divisible_by: int = 128
+    mtp_layers: int = 0
     moe_layer_freq: int | list[int] | None = None
     spec: str = "te"
     tp: int = 1
@@ -89,6 +91,7 @@ def _conversion_arguments(arguments: Mapping[str, Plain], facts: Facts) -> dict[
         "make_vocab_size_divisible_by": facts.make_vocab_size_divisible_by,
         "moe_grouped_gemm": experts and facts.spec == "te",
         "moe_layer_freq": planned if experts else configured,
+        "mtp_num_layers": facts.mtp_layers or arguments["mtp_num_layers"],
         "padded_vocab_size": facts.padded_vocab_size,
         "pipeline_model_parallel_size": facts.pp,
         "tensor_model_parallel_size": facts.tp,
