@@ -18,7 +18,7 @@ def differing_elements(reader: Reader, left: str, right: str) -> int:
     size = DTYPE_BITS[spec.dtype] // 8
     total = 0
     for one, other in zip(
-        _windows(reader, whole(left, spec.shape), size), _windows(reader, whole(right, spec.shape), size), strict=True
+        windows(reader, whole(left, spec.shape), size), windows(reader, whole(right, spec.shape), size), strict=True
     ):
         if one != other:
             total += sum(one[at : at + size] != other[at : at + size] for at in range(0, len(one), size))
@@ -31,14 +31,14 @@ def nonzero_rows(reader: Reader, block: Block) -> int:
     row = size * block.volume // max(1, block.box[0][1] - block.box[0][0])
     found: set[int] = set()
     at = 0
-    for content in _windows(reader, block, size):
+    for content in windows(reader, block, size):
         if any(content):
             found.update((at + index) // row for index, byte in enumerate(content) if byte)
         at += len(content)
     return len(found)
 
 
-def _windows(reader: Reader, block: Block, itemsize: int) -> Iterable[bytes]:
+def windows(reader: Reader, block: Block, itemsize: int) -> Iterable[bytes]:
     """The bytes of a block in C order, a window at a time."""
     extents = tuple(stop - start for start, stop in block.box)
     tile = Tile(whole("", extents), block)

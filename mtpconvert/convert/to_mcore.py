@@ -191,7 +191,6 @@ def _arguments(opened: HfSource, options: ToMcore) -> dict[str, Plain]:
         vocab_size=scope.integer("vocab_size"),
         padded_vocab_size=plan.mcore["embedding.word_embeddings.weight"].shape[0],
         make_vocab_size_divisible_by=options.make_vocab_size_divisible_by,
-        mtp_layers=plan.mtp.written,
         moe_layer_freq=1 if experts is not None and is_stacked(plan) else experts,
         spec=options.spec,
         tp=options.tp,

@@ -112,9 +112,11 @@ def agree(
             where=where,
             next_step="the tensors of the layers between are missing from the checkpoint; find them",
         )
+    if rule is None:
+        return 0, None
     if declared.count is None:
         return layers, f"config has no MTP count ({declared.key}); the tensors decide: {layers} MTP layers"
-    if layers == 0 and rule is not None and rule.known_absent is not None:
+    if layers == 0 and rule.known_absent is not None:
         return 0, f"config declares {declared.count} MTP layers, none is published: {rule.known_absent}"
     if declared.count != layers:
         raise MtpLostError(
@@ -123,14 +125,13 @@ def agree(
     return layers, None
 
 
-def _disagreement(declared: Declared, present: Mapping[int, list[str]], rule: MtpRule | None) -> str:
+def _disagreement(declared: Declared, present: Mapping[int, list[str]], rule: MtpRule) -> str:
     assert declared.count is not None
     layers = len(present)
     text = f"config declares {declared.count} MTP layers ({declared.key}), tensors of {layers} are present"
-    prefix = "mtp.layers.{i}." if rule is None else rule.present
     if declared.count > layers:
         missing = ", ".join(str(i) for i in range(layers, declared.count))
-        return f"{text}; every tensor of MTP layer {missing} is missing (expected under {prefix})"
+        return f"{text}; every tensor of MTP layer {missing} is missing (expected under {rule.present})"
     surplus = [name for i in range(declared.count, layers) for name in present[i]]
     return f"{text}; surplus: {some(surplus)}"
 
