@@ -51,10 +51,12 @@ def audit(
     findings += check_arguments(one, two) + check_remote_code(one) + check_remote_code(two)
     if one.is_huggingface and two.is_huggingface:
         findings += check_side_files(one, two)
-    findings += check_dtypes(one, two, about_one, about_two, plan)
+    findings += check_mass(one, two, plan)
+    if level == "headers":
+        findings += check_dtypes(one, two, plan)
     bits = audit_bits(one, two, about_one, about_two, plan, trained) if level == "bits" else Bits()
     findings += plan.findings + bits.findings
-    findings += check_mass(one, two, plan) + missing_findings(plan, one, two, here, there)
+    findings += missing_findings(plan, one, two, here, there)
     ledger = make_ledger(one, two, here, there, about_one, about_two, bits.equal if level == "bits" else None)
     findings += ledger_findings(one, two, here, there, ledger) + trunk_lost(one, plan.missing, here)
     if trained and level == "bits":
@@ -106,7 +108,15 @@ def _states(
     ]  # fmt: skip
     for name in plan.missing:
         spec = one.inventory.get(name)
-        states.append(TensorState(name, "missing", name in mtp or name.startswith("mtp."), spec.shape if spec else (), spec.dtype if spec else ""))
+        states.append(
+            TensorState(
+                name,
+                "missing",
+                name in mtp or name.startswith("mtp."),
+                spec.shape if spec else (),
+                spec.dtype if spec else "",
+            )
+        )
     return states
 
 

@@ -54,5 +54,7 @@ def _disagreements(side: Side, wanted: dict[str, Any]) -> list[Finding]:
         if name == "num_query_groups" and have.get("group_query_attention") is False:
             continue
         if (list(mine) if isinstance(mine, tuple) else mine) != theirs:
-            found.append(finding("argument-mismatch", f"{name} is {mine!r}, it should be {theirs!r}: {why}", side=side.label))
+            found.append(
+                finding("argument-mismatch", f"{name} is {mine!r}, it should be {theirs!r}: {why}", side=side.label)
+            )
     return found

@@ -140,7 +140,15 @@ class _Words:
         text += f"; cause: {cause}" if cause else ""
         code = "narrowed" if cause and cause.startswith("rounded to") else "bytes-differ"
         return finding(
-            code, text, side="both", tensor=name, other=source, count=count, index=list(right_index), role=role, cause=cause
+            code,
+            text,
+            side="both",
+            tensor=name,
+            other=source,
+            count=count,
+            index=list(right_index),
+            role=role,
+            cause=cause,
         )
 
     def _place(self, outcome: Outcome) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -71,6 +71,7 @@ def compose(left: list[Placement], right: list[Placement]) -> list[Pair]:
 
 def uncovered(group: list[Placement], other: list[Placement]) -> bool:
     """Whether the elements held by ``group`` are not all held by ``other`` (volumes; both are disjoint)."""
+
     def volume(box: Box) -> int:
         size = 1
         for start, stop in box:

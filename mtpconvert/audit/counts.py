@@ -11,7 +11,9 @@ from mtpconvert.audit.mtp import UNDECLARED_IS_USUAL, MtpLayers, count_keys, dec
 from mtpconvert.audit.readers.side import Side
 
 _EXPERT = re.compile(r"^(?P<stem>.+\.experts)\.(?P<e>\d+)\.", re.A)
-_TRUNK = re.compile(r"^(?:(?:model|language_model|llm|backbone|transformer|module|decoder)\.)*(?:decoder\.)?layers\.(?P<n>\d+)\.", re.A)
+_TRUNK = re.compile(
+    r"^(?:(?:model|language_model|llm|backbone|transformer|module|decoder)\.)*(?:decoder\.)?layers\.(?P<n>\d+)\.", re.A
+)
 
 
 def check_counts(side: Side, mtp: MtpLayers, base: Side | None = None) -> list[Finding]:
@@ -103,7 +105,9 @@ def _names(side: Side) -> list[Finding]:
     spellings = {part for name in side.inventory for part in ("transformer_layer", "mtp_model_layer")
                  if name.startswith("mtp.layers.") and f".{part}." in name}  # fmt: skip
     if len(spellings) > 1:
-        found.append(finding("spelling-mixed", "mtp.layers.* is spelt transformer_layer and mtp_model_layer", side=side.label))
+        found.append(
+            finding("spelling-mixed", "mtp.layers.* is spelt transformer_layer and mtp_model_layer", side=side.label)
+        )
     repeated = [name for name in side.inventory if any(
         a == b and not a.isdigit() and a != "experts" for a, b in zip(name.split("."), name.split(".")[1:], strict=False))]  # fmt: skip
     if repeated:
@@ -137,7 +141,10 @@ def _vocabulary(side: Side) -> list[Finding]:
     sizes = [level["vocab_size"] for _, level in _levels(side.config or {}) if isinstance(level.get("vocab_size"), int)]
     found: list[Finding] = []
     for name, spec in side.inventory.items():
-        if not name.endswith(("embed_tokens.weight", "lm_head.weight", "word_embeddings.weight")) or len(spec.shape) != 2:
+        if (
+            not name.endswith(("embed_tokens.weight", "lm_head.weight", "word_embeddings.weight"))
+            or len(spec.shape) != 2
+        ):
             continue
         if sizes and spec.shape[0] not in sizes:
             few = spec.shape[0] < max(sizes)
@@ -148,7 +155,9 @@ def _vocabulary(side: Side) -> list[Finding]:
 
 def _head(side: Side) -> list[Finding]:
     """Output head: stored, tied (flag at any level), or lost."""
-    names = [name for name in side.inventory if name.endswith(("lm_head.weight", "output.weight")) and "mtp" not in name]
+    names = [
+        name for name in side.inventory if name.endswith(("lm_head.weight", "output.weight")) and "mtp" not in name
+    ]
     embedding = any(name.endswith(("embed_tokens.weight", "word_embeddings.weight")) for name in side.inventory)
     flags = [level["tie_word_embeddings"] for _, level in _levels(side.config or {}) if "tie_word_embeddings" in level]
     if names or not embedding or side.config is None:
@@ -167,4 +176,8 @@ def _dtype(side: Side) -> list[Finding]:
     stored = {spec.dtype for spec in side.inventory.values() if len(spec.shape) >= 2}
     if says is None or not stored or says in stored or "quantization_config" in config:
         return []
-    return [finding("dtype-config", f"config.json says {says}, the matrices are {', '.join(sorted(stored))}", side=side.label)]
+    return [
+        finding(
+            "dtype-config", f"config.json says {says}, the matrices are {', '.join(sorted(stored))}", side=side.label
+        )
+    ]

@@ -1,15 +1,14 @@
-"""Dtypes that changed, without reading a byte; and tensors that a framework always keeps in float32."""
+"""Dtypes that changed, without reading a byte."""
 
 from __future__ import annotations
 
-from mtpconvert.audit.describe import Description
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.pairs import Pair
 from mtpconvert.audit.plan import Plan
 from mtpconvert.audit.readers.side import Side
 
 
-def check_dtypes(left: Side, right: Side, one: Description, two: Description, plan: Plan) -> list[Finding]:
+def check_dtypes(left: Side, right: Side, plan: Plan) -> list[Finding]:
     """One finding per right tensor whose dtype is not its source's. ``bits`` adds what it did to the values."""
     seen: dict[str, Finding] = {}
     for pair in plan.pairs:

@@ -67,7 +67,9 @@ def _holds(name: str, one: Any, two: Any, dtype: str) -> bool:
     if name == "bfloat16":
         return dtype == "F32" and bool(((to_bfloat16(one).astype(np.uint32) << 16) == two).all())
     if name == "float16":
-        return dtype == "F32" and bool((one.view(np.float32).astype(np.float16).astype(np.float32).view(np.uint32) == two).all())
+        return dtype == "F32" and bool(
+            (one.view(np.float32).astype(np.float16).astype(np.float32).view(np.uint32) == two).all()
+        )
     if name == "negated":
         return bool(((one ^ two) == (1 << (one.dtype.itemsize * 8 - 1))).all())
     before, after = widen(one, dtype), widen(two, dtype)

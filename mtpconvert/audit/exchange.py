@@ -46,7 +46,9 @@ def _key(pair: Pair) -> tuple[str, str] | None:
 
 
 def _layer(place: str) -> str:
-    return f"MTP layer {place[4:]}" if place.startswith("mtp.") else f"trunk layer {place[6:]}" if place else "the model's"
+    return (
+        f"MTP layer {place[4:]}" if place.startswith("mtp.") else f"trunk layer {place[6:]}" if place else "the model's"
+    )
 
 
 def _indices(moves: list[tuple[Pair, Pair, bool]]) -> str:
@@ -55,6 +57,8 @@ def _indices(moves: list[tuple[Pair, Pair, bool]]) -> str:
     assert role is not None
     axis = ROLES.get(role.name, (("part",), ""))[0][0]
     take = {a.part[0][0]: b.part[0][0] for a, b, _ in moves if a.part and b.part}
+    if len(moves) == 1 and moves[0][2]:
+        take |= {j: i for i, j in take.items()}  # the other half of the exchange is in another tensor
     return permutation_words(take, axis, role.shape[0])
 
 
@@ -65,7 +69,9 @@ def permutation_words(take: dict[int, int], axis: str, count: int) -> str:
         if len(swaps) > 2 and all(i + j == count - 1 for i, j in swaps):
             return f"{axis}s in reverse order"
         if len(swaps) <= 3:
-            return f"{axis}s {' and '.join(f'{i} and {j}' if len(swaps) == 1 else f'{i}/{j}' for i, j in swaps)} exchanged"
+            return (
+                f"{axis}s {' and '.join(f'{i} and {j}' if len(swaps) == 1 else f'{i}/{j}' for i, j in swaps)} exchanged"
+            )
     shifts = {(j - i) % count for i, j in take.items()}
     if len(shifts) == 1 and len(take) == count:
         shift = shifts.pop()

@@ -22,7 +22,11 @@ def layout_cause(expected: Any, found: Any, roles: dict[str, Placement]) -> str 
             return words
     for shift in _row_shifts(expected, found, 0) if expected.ndim > 1 else ():
         if np.array_equal(np.roll(expected, -shift, 0), found):
-            return "halves exchanged along rows" if 2 * shift == len(found) else f"rows rotated by {_signed(shift, len(found))}"
+            return (
+                "halves exchanged along rows"
+                if 2 * shift == len(found)
+                else f"rows rotated by {_signed(shift, len(found))}"
+            )
     return None
 
 
@@ -43,16 +47,28 @@ def _hypotheses(shape: tuple[int, ...], roles: dict[str, Placement]) -> Iterator
         if all(name in roles for name in names):
             heads, groups = roles[names[0]].role.shape[0], roles[names[1]].role.shape[0]
             dim, per = roles[names[0]].role.shape[1], heads // groups
-            yield "query groups concatenated instead of interleaved", lambda e, g=groups, p=per, d=dim: _concatenated(e, g, p, d)
-            yield "query groups interleaved instead of concatenated", lambda e, g=groups, p=per, d=dim: _interleaved(e, g, p, d)
-            yield "query groups strided (heads h, h + groups, ...)", lambda e, g=groups, p=per, d=dim: _strided(e, g, p, d)
+            yield (
+                "query groups concatenated instead of interleaved",
+                lambda e, g=groups, p=per, d=dim: _concatenated(e, g, p, d),
+            )
+            yield (
+                "query groups interleaved instead of concatenated",
+                lambda e, g=groups, p=per, d=dim: _interleaved(e, g, p, d),
+            )
+            yield (
+                "query groups strided (heads h, h + groups, ...)",
+                lambda e, g=groups, p=per, d=dim: _strided(e, g, p, d),
+            )
     for gate in ("mlp.gate", "shared.gate", "expert.gate"):
         up = gate.replace("gate", "up")
         if gate in roles and up in roles and gate != up:
             for ranks in _RANKS:
                 text = f"gate and up interleaved by {ranks} tensor-parallel ranks"
                 yield text, lambda e, r=ranks, lead=len(shape) - 2: _per_rank(e, r, lead)
-            yield "gate and up alternate row by row", lambda e, lead=len(shape) - 2: _per_rank(e, e.shape[lead] // 2, lead)
+            yield (
+                "gate and up alternate row by row",
+                lambda e, lead=len(shape) - 2: _per_rank(e, e.shape[lead] // 2, lead),
+            )
     if len(shape) >= 2:
         yield "transposed", lambda e: e.swapaxes(-1, -2)
         yield "transposed as a whole", lambda e: e.T
@@ -144,7 +160,11 @@ def slice_cause(expected: Any, found: Any, axes: tuple[str, ...]) -> str | None:
         take = _moved(expected.reshape(rows), found.reshape(rows))
         if take:
             return permutation_words(take, "row", expected.size // expected.shape[-1])
-    if expected.ndim >= 2 and expected.shape[-1] == expected.shape[-2] and np.array_equal(expected.swapaxes(-1, -2), found):
+    if (
+        expected.ndim >= 2
+        and expected.shape[-1] == expected.shape[-2]
+        and np.array_equal(expected.swapaxes(-1, -2), found)
+    ):
         return "transposed"
     if expected.ndim >= 2 and np.array_equal(expected.swapaxes(-1, -2).reshape(found.shape), found):
         return "transposed"

@@ -66,7 +66,9 @@ def _prefix_of(layer: int, side: Side, other: MtpLayers, description: Descriptio
 def _sentence(layer: int, expected: int, theirs: list[str], same: int | None, prefix: str) -> str:
     if not theirs:
         many = f"0 of {expected} tensors" if expected else "no tensor"
-        return f"MTP layer {layer}: {many} present on the right (expected under {prefix}); MTP speculation will not work"
+        return (
+            f"MTP layer {layer}: {many} present on the right (expected under {prefix}); MTP speculation will not work"
+        )
     text = f"MTP layer {layer}: {len(theirs)} of {expected} tensors present under {prefix}"
     if same is None:
         return text + ", bytes not read"

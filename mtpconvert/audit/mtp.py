@@ -22,7 +22,9 @@ LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 UNDECLARED_IS_USUAL = frozenset({"qwen3_next", "mimo_v2_flash", "mimo_v2", "mimo_v2_pro"})
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
-_LAYERS = re.compile(r"^(?P<root>(?:(?:model|language_model|llm|backbone|transformer|text_model|module)\.)*layers\.)(?P<n>\d+)\.", re.A)
+_LAYERS = re.compile(
+    r"^(?P<root>(?:(?:model|language_model|llm|backbone|transformer|text_model|module)\.)*layers\.)(?P<n>\d+)\.", re.A
+)
 _NUMBERED = re.compile(
     r"^(?P<prefix>(?:\w+\.)*?(?:mtp\.layers|mtp_layers|mtp_block|mtp_emb_norm|mtp_hidden_norm|mtp_linear_proj|mtp))\.(?P<k>\d+)\.",
     re.A,
@@ -133,7 +135,9 @@ def _layer_of(name: str, trunk: int | None, marked: set[int]) -> tuple[int | Non
 def _marked_layers(side: Side) -> set[int]:
     """Layers that hold a joining projection or its norms: MTP layers, whatever the config says (or if there is none)."""
     return {
-        int(match["n"]) for name in side.inventory if name.endswith(_MARKS) and (match := _LAYERS.match(name)) is not None
+        int(match["n"])
+        for name in side.inventory
+        if name.endswith(_MARKS) and (match := _LAYERS.match(name)) is not None
     }
 
 

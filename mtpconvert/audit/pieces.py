@@ -55,7 +55,9 @@ def _nth(block: Block, number: int) -> Block:
 class Pieces:
     """Every piece of a plan by extents and first elements of its left side: answers "whose bytes are these?"."""
 
-    def __init__(self, bench: Bench, left: Side, right: Side, pairs: list[Pair], placements: dict[str, list[Placement]]) -> None:
+    def __init__(
+        self, bench: Bench, left: Side, right: Side, pairs: list[Pair], placements: dict[str, list[Placement]]
+    ) -> None:
         self._bench, self._left, self._right = bench, left, right
         self._pairs, self._placements = pairs, placements
         self._index: dict[tuple[Any, ...], list[Pair]] | None = None

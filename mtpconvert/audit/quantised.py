@@ -11,15 +11,27 @@ from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import MtpLayers
 from mtpconvert.audit.readers.side import Side
 
-_EXCLUDES = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude", "exclude_modules", "modules_to_not_quantize")
+_EXCLUDES = (
+    "modules_to_not_convert",
+    "ignore",
+    "ignored_layers",
+    "exclude",
+    "exclude_modules",
+    "modules_to_not_quantize",
+)
 _PACKED = (".weight_packed", ".qweight", ".blocks", "_blocks")
 _SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".scales", "_scales", ".weight_scale_2", ".input_scale")
 _PLAIN = {"BF16", "F16", "F32"}
 _FP8 = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 _SMALL = _FP8 | {"F4", "F6_E2M3", "F6_E3M2", "U8", "I8"}
 # Modules that every scheme leaves in plain floats unless it says otherwise.
-_NEVER = re.compile(r"(?:^|\.)(?:lm_head|head|embed_tokens|word_embeddings|shared_head\.head|\w*norm\w*|conv1d|(?:visual|vision\w*)\..*)$", re.A)
-_ROUTER = re.compile(r"(?:^|\.)(?:mlp|ffn|block_sparse_moe|moe|feed_forward)\.(?:gate|router)$|\.router(?:\.gate)?$|\.gate\.wg$", re.A)
+_NEVER = re.compile(
+    r"(?:^|\.)(?:lm_head|head|embed_tokens|word_embeddings|shared_head\.head|\w*norm\w*|conv1d|(?:visual|vision\w*)\..*)$",
+    re.A,
+)
+_ROUTER = re.compile(
+    r"(?:^|\.)(?:mlp|ffn|block_sparse_moe|moe|feed_forward)\.(?:gate|router)$|\.router(?:\.gate)?$|\.gate\.wg$", re.A
+)
 
 
 def check_quantisation(side: Side, mtp: MtpLayers) -> list[Finding]:

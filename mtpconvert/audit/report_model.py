@@ -20,7 +20,13 @@ class SideSummary:
     nbytes: int
 
     def as_json(self) -> dict[str, Any]:
-        return {"path": self.path, "kind": self.kind, "dialect": self.layout, "tensors": self.tensors, "bytes": self.nbytes}
+        return {
+            "path": self.path,
+            "kind": self.kind,
+            "dialect": self.layout,
+            "tensors": self.tensors,
+            "bytes": self.nbytes,
+        }
 
 
 @dataclass(slots=True)

@@ -36,7 +36,9 @@ def check_remote_code(side: Side) -> list[Finding]:
     mapped = (side.config or {}).get("auto_map")
     values = mapped.values() if isinstance(mapped, dict) else ()
     flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
-    modules = {str(value).split("--")[-1].rsplit(".", 1)[0] for value in flat if isinstance(value, str) and "--" not in value}
+    modules = {
+        str(value).split("--")[-1].rsplit(".", 1)[0] for value in flat if isinstance(value, str) and "--" not in value
+    }
     return [
         finding("remote-code-missing", f"config.json: auto_map names {module}.py, which is not there", side=side.label)
         for module in sorted(modules)

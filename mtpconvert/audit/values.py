@@ -74,7 +74,11 @@ def compare_values(bench: Any, one: Any, two: Any) -> Values:
     import numpy as np
 
     result = Values(one.dtype, two.dtype)
-    if one.extents != two.extents or not (is_float(one.dtype) and is_float(two.dtype)) or "F8_E8M0" in (one.dtype, two.dtype):
+    if (
+        one.extents != two.extents
+        or not (is_float(one.dtype) and is_float(two.dtype))
+        or "F8_E8M0" in (one.dtype, two.dtype)
+    ):
         result.comparable = False
         return result
     seen: tuple[list[Any], list[Any]] = ([], [])

@@ -1,10 +1,10 @@
 """Waivers: findings that someone has looked at and accepted, by code, tensor and reason.
 
-    [[waiver]]
-    code = "tensor-missing"
-    tensor = "model.layers.2.*"        # exact name or shell pattern; left out: findings that name no tensor
-    reason = "MTP dropped on purpose, ticket 17"
-    expires = 2027-01-31               # optional
+[[waiver]]
+code = "tensor-missing"
+tensor = "model.layers.2.*"        # exact name or shell pattern; left out: findings that name no tensor
+reason = "MTP dropped on purpose, ticket 17"
+expires = 2027-01-31               # optional
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def load_waivers(path: Path) -> list[Waiver]:
 
 def _waiver(entry: Any, where: str) -> Waiver:
     if not isinstance(entry, dict) or set(entry) - _KEYS:
-        raise UsageError(f"unknown keys {sorted(set(entry) - _KEYS)}", where=where, next_step="use code, tensor, reason, expires")
+        raise UsageError(
+            f"unknown keys {sorted(set(entry) - _KEYS)}", where=where, next_step="use code, tensor, reason, expires"
+        )
     code, tensor, reason, expires = (entry.get(key) for key in ("code", "tensor", "reason", "expires"))
     if not isinstance(code, str) or not isinstance(reason, str) or not reason.strip():
         raise UsageError("a waiver needs a code and a reason", where=where)

@@ -15,7 +15,9 @@ _FORMATS = ("text", "json", "junit", "sarif", "markdown", "html")
 @click.argument("right", type=click.Path(path_type=Path))
 @click.option("--level", type=click.Choice(["headers", "bits"]), default="bits", show_default=True,
               help="headers: names, shapes, dtypes and configs; bits: every byte of every tensor too.")  # fmt: skip
-@click.option("--trained", is_flag=True, help="A training lies between the two: values must differ, the rest must hold.")
+@click.option(
+    "--trained", is_flag=True, help="A training lies between the two: values must differ, the rest must hold."
+)
 @click.option("--format", "format_name", type=click.Choice(_FORMATS), default="text", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the report to a file.")
 @click.option("--waivers", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of accepted findings.")

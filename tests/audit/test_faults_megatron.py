@@ -65,7 +65,13 @@ def kv_exchanged(x: np.ndarray, c: dict[str, Any]) -> np.ndarray:
 def concatenated(x: np.ndarray, c: dict[str, Any]) -> np.ndarray:
     g = groups(x, c)
     per = g.shape[1] - 2
-    return np.concatenate([g[:, :per].reshape(-1, *x.shape[1:]), g[:, per].reshape(-1, *x.shape[1:]), g[:, per + 1].reshape(-1, *x.shape[1:])])
+    return np.concatenate(
+        [
+            g[:, :per].reshape(-1, *x.shape[1:]),
+            g[:, per].reshape(-1, *x.shape[1:]),
+            g[:, per + 1].reshape(-1, *x.shape[1:]),
+        ]
+    )
 
 
 def group_order(x: np.ndarray, c: dict[str, Any]) -> np.ndarray:
@@ -127,7 +133,11 @@ GQA, MLA, ALL = "qwen3 qwen2 llama", "deepseek_v3", "deepseek_v3 qwen3 qwen2 lla
 UNTIED = "deepseek_v3 qwen3 llama"
 D1, M0 = "decoder.layers.1.", "mtp.layers.0."
 T0 = M0 + "transformer_layer."
-QKV, FC1, FC2 = D1 + "self_attention.linear_qkv.weight", "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc2.weight"
+QKV, FC1, FC2 = (
+    D1 + "self_attention.linear_qkv.weight",
+    "decoder.layers.0.mlp.linear_fc1.weight",
+    "decoder.layers.0.mlp.linear_fc2.weight",
+)
 EX1, EX2 = D1 + "mlp.experts.experts.linear_fc1.weight", D1 + "mlp.experts.experts.linear_fc2.weight"
 T1, T2 = T0 + "mlp.experts.experts.linear_fc1.weight", T0 + "mlp.experts.experts.linear_fc2.weight"
 

@@ -24,7 +24,9 @@ _KINDS = {"BF16": "<u2", "F32": "<u4"}
 def read_arrays(root: Path) -> Arrays:
     """Every tensor of an HF directory as an array of bit patterns."""
     tensors = read_safetensors(root)
-    return {name: np.frombuffer(data, _KINDS[dtype]).reshape(shape).copy() for name, (dtype, shape, data) in tensors.items()}
+    return {
+        name: np.frombuffer(data, _KINDS[dtype]).reshape(shape).copy() for name, (dtype, shape, data) in tensors.items()
+    }
 
 
 def megatron_arrays(hf: Arrays, config: dict[str, Any], *, rows: int | None = None) -> Arrays:
@@ -42,7 +44,12 @@ def megatron_arrays(hf: Arrays, config: dict[str, Any], *, rows: int | None = No
         source, target = f"model.layers.{layers + k}.", f"mtp.layers.{k}."
         if source + "enorm.weight" not in hf:
             continue
-        for ours, theirs in (("enorm", "enorm"), ("hnorm", "hnorm"), ("eh_proj", "eh_proj"), ("shared_head.norm", "final_layernorm")):
+        for ours, theirs in (
+            ("enorm", "enorm"),
+            ("hnorm", "hnorm"),
+            ("eh_proj", "eh_proj"),
+            ("shared_head.norm", "final_layernorm"),
+        ):
             out[f"{target}{theirs}.weight"] = hf[f"{source}{ours}.weight"]
         _layer(out, hf, config, source, f"{target}transformer_layer.")
     return {name: np.ascontiguousarray(value) for name, value in out.items()}
@@ -69,7 +76,9 @@ def _layer(out: Arrays, hf: Arrays, c: dict[str, Any], s: str, t: str) -> None:
         out[f"{attention}linear_qkv.layer_norm_weight"] = hf[f"{s}input_layernorm.weight"]
         for kind in ("weight", "bias"):
             if f"{s}self_attn.q_proj.{kind}" in hf:
-                out[f"{attention}linear_qkv.{kind}"] = _grouped(*(hf[f"{s}self_attn.{p}_proj.{kind}"] for p in "qkv"), c)
+                out[f"{attention}linear_qkv.{kind}"] = _grouped(
+                    *(hf[f"{s}self_attn.{p}_proj.{kind}"] for p in "qkv"), c
+                )
         for norm in ("q_norm", "k_norm"):
             if f"{s}self_attn.{norm}.weight" in hf:
                 out[f"{attention}{norm[0]}_layernorm.weight"] = hf[f"{s}self_attn.{norm}.weight"]
@@ -77,13 +86,17 @@ def _layer(out: Arrays, hf: Arrays, c: dict[str, Any], s: str, t: str) -> None:
         _experts(out, hf, c, s, t)
     else:
         out[f"{t}mlp.linear_fc1.layer_norm_weight"] = hf[f"{s}post_attention_layernorm.weight"]
-        out[f"{t}mlp.linear_fc1.weight"] = np.concatenate([hf[f"{s}mlp.gate_proj.weight"], hf[f"{s}mlp.up_proj.weight"]])
+        out[f"{t}mlp.linear_fc1.weight"] = np.concatenate(
+            [hf[f"{s}mlp.gate_proj.weight"], hf[f"{s}mlp.up_proj.weight"]]
+        )
         out[f"{t}mlp.linear_fc2.weight"] = hf[f"{s}mlp.down_proj.weight"]
 
 
 def _grouped(q: np.ndarray, k: np.ndarray, v: np.ndarray, c: dict[str, Any]) -> np.ndarray:
     groups = c["num_key_value_heads"]
-    parts = [np.concatenate([a[g] for a in (x.reshape(groups, -1, *x.shape[1:]) for x in (q, k, v))]) for g in range(groups)]
+    parts = [
+        np.concatenate([a[g] for a in (x.reshape(groups, -1, *x.shape[1:]) for x in (q, k, v))]) for g in range(groups)
+    ]
     return np.concatenate(parts)
 
 
@@ -91,11 +104,18 @@ def _experts(out: Arrays, hf: Arrays, c: dict[str, Any], s: str, t: str) -> None
     out[f"{t}pre_mlp_layernorm.weight"] = hf[f"{s}post_attention_layernorm.weight"]
     out[f"{t}mlp.router.weight"] = hf[f"{s}mlp.gate.weight"]
     out[f"{t}mlp.router.expert_bias"] = hf[f"{s}mlp.gate.e_score_correction_bias"]
-    gate, up, down = ([hf[f"{s}mlp.experts.{e}.{p}_proj.weight"] for e in range(c["n_routed_experts"])] for p in ("gate", "up", "down"))
-    out[f"{t}mlp.experts.experts.linear_fc1.weight"] = np.stack([np.concatenate(pair) for pair in zip(gate, up, strict=True)])
+    gate, up, down = (
+        [hf[f"{s}mlp.experts.{e}.{p}_proj.weight"] for e in range(c["n_routed_experts"])]
+        for p in ("gate", "up", "down")
+    )
+    out[f"{t}mlp.experts.experts.linear_fc1.weight"] = np.stack(
+        [np.concatenate(pair) for pair in zip(gate, up, strict=True)]
+    )
     out[f"{t}mlp.experts.experts.linear_fc2.weight"] = np.stack(down)
     shared = f"{s}mlp.shared_experts."
-    out[f"{t}mlp.shared_experts.linear_fc1.weight"] = np.concatenate([hf[f"{shared}gate_proj.weight"], hf[f"{shared}up_proj.weight"]])
+    out[f"{t}mlp.shared_experts.linear_fc1.weight"] = np.concatenate(
+        [hf[f"{shared}gate_proj.weight"], hf[f"{shared}up_proj.weight"]]
+    )
     out[f"{t}mlp.shared_experts.linear_fc2.weight"] = hf[f"{shared}down_proj.weight"]
 
 
@@ -131,7 +151,9 @@ def write_torch_dist(root: Path, arrays: Arrays, args: dict[str, Any] | None, *,
     folder.mkdir(parents=True)
     kinds = {"<u2": torch.bfloat16, "<u4": torch.float32}
     state = {
-        name: torch.from_numpy(value.view({2: np.int16, 4: np.int32}[value.itemsize]).copy()).view(kinds[value.dtype.str])
+        name: torch.from_numpy(value.view({2: np.int16, 4: np.int32}[value.itemsize]).copy()).view(
+            kinds[value.dtype.str]
+        )
         for name, value in arrays.items()
     }
     with warnings.catch_warnings():

@@ -41,7 +41,9 @@ def read_header(path: Path, side: str) -> Header:
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or length > min(size - 8, _LARGEST_HEADER):
-                fault("file-unreadable", f"the header is said to take {length} bytes and the file has {size}; truncated?")
+                fault(
+                    "file-unreadable", f"the header is said to take {length} bytes and the file has {size}; truncated?"
+                )
                 return header
             raw = file.read(length)
         table = json.loads(raw)
@@ -87,7 +89,9 @@ def _layout(header: Header, table: dict[str, Any], base: int, size: int, fault: 
         header.specs[name] = TensorSpec(name, shape, dtype)
         header.starts[name] = base + begin
         if end - begin != bits // 8 or bits % 8:
-            fault("file-layout", f"{name}: {end - begin} bytes for {dtype} {list(shape)}, which takes {bits // 8}", name)
+            fault(
+                "file-layout", f"{name}: {end - begin} bytes for {dtype} {list(shape)}, which takes {bits // 8}", name
+            )
             header.broken.add(name)
         if base + end > size:
             header.broken.add(name)
@@ -96,15 +100,21 @@ def _layout(header: Header, table: dict[str, Any], base: int, size: int, fault: 
     position = 0
     for begin, end, name in spans:
         if begin != position:
-            kind = "overlaps the tensor before it" if begin < position else f"leaves a hole of {begin - position} bytes before it"
+            kind = (
+                "overlaps the tensor before it"
+                if begin < position
+                else f"leaves a hole of {begin - position} bytes before it"
+            )
             fault("file-layout", f"{name} {kind}", name)
         position = max(position, end)
     expected = base + position
     if size < expected:
         first = next(name for begin, end, name in spans if base + end > size)
         count = len(header.broken)
-        fault("file-truncated", f"{size} bytes, {expected} expected; {count} tensors are cut off, the first is {first}", first)
+        fault(
+            "file-truncated",
+            f"{size} bytes, {expected} expected; {count} tensors are cut off, the first is {first}",
+            first,
+        )
     elif size > expected:
         fault("file-trailing", f"{size - expected} bytes after the last tensor")
-
-

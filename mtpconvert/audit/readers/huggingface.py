@@ -107,12 +107,21 @@ def _check_index(path: Path, headers: dict[str, Header], side: Side, *, single: 
         listed.setdefault(name, []).append(tensor)
     for name, tensors in sorted(listed.items(), key=lambda pair: str(pair[0])):
         if name not in headers:
-            fault("index-missing-file", f"names {name}, which is not there; {len(tensors)} tensors live in it: {some(tensors)}")
+            fault(
+                "index-missing-file",
+                f"names {name}, which is not there; {len(tensors)} tensors live in it: {some(tensors)}",
+            )
     for tensor, name in weight_map.items():
         if name in headers and tensor not in headers[name].specs and headers[name].specs:
             near = get_close_matches(tensor, headers[name].specs, 1)
             elsewhere = side.home.get(tensor)
-            hint = f"it is in {elsewhere}" if elsewhere else f"nearest name there: {near[0]}" if near else "nothing like it there"
+            hint = (
+                f"it is in {elsewhere}"
+                if elsewhere
+                else f"nearest name there: {near[0]}"
+                if near
+                else "nothing like it there"
+            )
             fault("index-ghost", f"lists {tensor} in {name}, whose header lacks it; {hint}", tensor)
     for tensor, home in side.home.items():
         if tensor not in weight_map and home in listed:

@@ -26,7 +26,9 @@ def open_side(path: Path, label: str) -> Side:
         return open_legacy(folder, label)
     if folder == path:
         return open_huggingface(path, label)
-    raise CheckpointError("no torch_dist or torch checkpoint here", where=str(folder), next_step="was the save interrupted?")
+    raise CheckpointError(
+        "no torch_dist or torch checkpoint here", where=str(folder), next_step="was the save interrupted?"
+    )
 
 
 def _iteration(root: Path) -> Path:

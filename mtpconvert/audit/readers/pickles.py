@@ -101,5 +101,7 @@ def read_pickle(raw: bytes, where: str) -> Any:
         return _Reader(io.BytesIO(raw)).load()
     except Exception as error:  # a hostile or broken pickle may raise anything at all
         raise CheckpointError(
-            f"this pickle cannot be read: {error!r}", where=where, next_step="the file is damaged: copy it again from its origin"
+            f"this pickle cannot be read: {error!r}",
+            where=where,
+            next_step="the file is damaged: copy it again from its origin",
         ) from error

@@ -73,8 +73,19 @@ def read_archive(path: Path, start: int, length: int) -> tuple[Any, dict[int, St
             if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
                 raise CheckpointError("the archive is big-endian", where=where)
             tensors = {id(node): _stored(node, entries, file, start) for node in _tensors(graph)}
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError, IndexError, struct.error, NotImplementedError) as error:
-        raise CheckpointError(f"no readable torch archive ({error!r})", where=where, next_step="copy the file again") from error
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        KeyError,
+        ValueError,
+        TypeError,
+        IndexError,
+        struct.error,
+        NotImplementedError,
+    ) as error:
+        raise CheckpointError(
+            f"no readable torch archive ({error!r})", where=where, next_step="copy the file again"
+        ) from error
     return graph, tensors
 
 

@@ -90,9 +90,13 @@ def _check_cover(side: Side, name: str, boxes: list[Box]) -> None:
     """Chunks are disjoint and fill the tensor; else a finding, and the tensor is not compared."""
     shape = side.inventory[name].shape
     volume = sum(prod(stop - start for start, stop in box) for box in boxes)
-    inside = all(0 <= start <= stop <= extent for box in boxes for (start, stop), extent in zip(box, shape, strict=True))
+    inside = all(
+        0 <= start <= stop <= extent for box in boxes for (start, stop), extent in zip(box, shape, strict=True)
+    )
     pairs = combinations(boxes, 2) if len(boxes) <= 4096 else ()
-    overlap = next((pair for pair in pairs if all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in zip(*pair, strict=True))), None)
+    overlap = next(
+        (pair for pair in pairs if all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in zip(*pair, strict=True))), None
+    )
     if inside and volume == prod(shape) and overlap is None:
         return
     side.broken.add(name)
@@ -158,5 +162,6 @@ class _Opener:
 
     def records(self, name: str) -> Sequence[Record]:
         return [
-            Record(file, stored.entry_offset, stored.entry_length, stored.crc32) for _, file, stored in self._stored(name)
+            Record(file, stored.entry_offset, stored.entry_length, stored.crc32)
+            for _, file, stored in self._stored(name)
         ]

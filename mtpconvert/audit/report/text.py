@@ -17,7 +17,11 @@ def render(report: Report, fail_on: str, *, color: bool = False, width: int = 12
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=color, no_color=not color, highlight=False, soft_wrap=True)
     for side, summary in (("left ", report.left), ("right", report.right)):
-        console.print(Text(f"{side}  {summary.path}  ({summary.kind}, {summary.layout}, {summary.tensors} tensors, {size(summary.nbytes)})"))
+        console.print(
+            Text(
+                f"{side}  {summary.path}  ({summary.kind}, {summary.layout}, {summary.tensors} tensors, {size(summary.nbytes)})"
+            )
+        )
     console.print()
     console.print(Text("MTP", style="bold"))
     for sentence in [*report.mtp.sentences, *(layer.sentence for layer in report.mtp.layers)]:
@@ -29,7 +33,9 @@ def render(report: Report, fail_on: str, *, color: bool = False, width: int = 12
         console.print(Text(f"Findings ({len(open_ones)})", style="bold"))
     for line in lines(open_ones):
         label = line.finding.severity.label
-        console.print(Text.assemble("  ", (f"{label:8}", _STYLE[label]), (line.finding.code, "bold"), f"  {line.message}"))
+        console.print(
+            Text.assemble("  ", (f"{label:8}", _STYLE[label]), (line.finding.code, "bold"), f"  {line.message}")
+        )
     if waived:
         console.print()
         console.print(Text(f"Waived ({len(waived)})", style="bold"))
@@ -38,7 +44,12 @@ def render(report: Report, fail_on: str, *, color: bool = False, width: int = 12
     console.print()
     verdict = report.verdict(fail_on)
     read = "names, shapes and dtypes only" if report.level == "headers" else f"every byte, {size(report.nbytes)}"
-    console.print(Text.assemble((verdict.upper(), "bold green" if verdict == "pass" else "bold red"), f"  {report.tensors} tensors compared, {read}"))
+    console.print(
+        Text.assemble(
+            (verdict.upper(), "bold green" if verdict == "pass" else "bold red"),
+            f"  {report.tensors} tensors compared, {read}",
+        )
+    )
     return out.getvalue()
 
 
