@@ -15,14 +15,13 @@ def gate(level: str) -> Callable[[Path, Path], Any] | None:
         return None
 
     def check(source: Path, result: Path) -> Any:
-        from mtpconvert.audit import audit
+        from mtpconvert.audit.api import audit
 
         report = audit(source, result, level=level)
-        if report.verdict != "pass":
-            errors = [finding for finding in report.findings if finding.severity == "error"]
+        if failing := report.failing("error"):
             raise AuditFailedError(
-                f"the audit found {len(errors)} errors in the result:"
-                f" {some([f'{finding.code}: {finding.message}' for finding in errors], 3)}",
+                f"the audit found {len(failing)} errors in the result:"
+                f" {some([f'{finding.code}: {finding.message}' for finding in failing], 3)}",
                 next_step="mtpconvert audit SOURCE RESULT shows all; nothing stands under the final name",
             )
         return report

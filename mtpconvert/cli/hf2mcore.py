@@ -86,14 +86,12 @@ def hf2mcore(
     def run(callbacks: Callbacks) -> Conversion:
         return convert(src, dst, options, callbacks)
 
-    result = run_conversion(run, gate(audit_level), as_json=as_json)
-    if not as_json:
-        _say_how_to_launch(result, options)
+    run_conversion(run, gate(audit_level), as_json=as_json, say_more=_say_how_to_launch)
 
 
-def _say_how_to_launch(result: Conversion, options: ToMcore) -> None:
+def _say_how_to_launch(result: Conversion) -> None:
     click.echo("Launch Megatron with these flags; --use-checkpoint-args does not restore them, and without them")
     click.echo("the model loads wrong and says nothing:")
     click.echo("  " + " ".join(["--load", str(result.target), *result.launch_flags]))
-    if options.iteration != "release":
+    if not (result.target / "release").exists():
         click.echo("There is no optimizer here: add --finetune, or --no-load-optim --no-load-rng.")

@@ -13,23 +13,29 @@ from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, p
 from mtpconvert.convert.result import Callbacks, Conversion, Gate
 
 
-def run_conversion(run: Callable[[Callbacks], Conversion], gate: Gate | None, *, as_json: bool) -> Conversion:
-    """Run, show progress, print notes to stderr and the outcome to stdout, the MTP line last."""
+def run_conversion(
+    run: Callable[[Callbacks], Conversion],
+    gate: Gate | None,
+    *,
+    as_json: bool,
+    say_more: Callable[[Conversion], None] = lambda _result: None,
+) -> None:
+    """Run, show progress, print notes to stderr and the outcome to stdout: ``say_more`` in words, the MTP line last."""
     began = time.monotonic()
     with ExitStack() as stack:
         result = run(Callbacks(start=lambda total: stack.enter_context(progress(total)), gate=gate))
     seconds = time.monotonic() - began
     if as_json:
         print_json(_document(result, seconds))
-        return result
+        return
     print_notes(result.notes)
     click.echo(f"{result.target}: {size(result.moved.written)} in {seconds:.1f} s")
     for key, value in result.config_changes.items():
         click.echo(f"config.json changed: {key} = {value!r}")
     if result.audit is not None:
         click.echo("audit: pass")
+    say_more(result)
     click.echo(mtp_line(result.plan.mtp))
-    return result
 
 
 def _document(result: Conversion, seconds: float) -> dict[str, Any]:
@@ -46,6 +52,6 @@ def _document(result: Conversion, seconds: float) -> dict[str, Any]:
         "launch_flags": result.launch_flags,
         "config_changes": result.config_changes,
         "notes": result.notes,
-        "audit": None if result.audit is None else result.audit.verdict,
+        "audit": None if result.audit is None else result.audit.verdict(),
         "mtp": mtp_json(plan.mtp),
     }

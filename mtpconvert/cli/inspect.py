@@ -1,0 +1,134 @@
+"""``mtpconvert inspect PATH``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mtpconvert.cli.options import EXISTING, json_option
+from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, size
+from mtpconvert.convert.configs import read_config
+from mtpconvert.mapping.catalogue import architectures, file_of
+from mtpconvert.mapping.dims import Scope
+from mtpconvert.mapping.load import load_mapping
+from mtpconvert.mapping.model import MtpRule
+from mtpconvert.mapping.mtp import declared_mtp, present_in_hf, present_in_mcore
+from mtpconvert.mapping.plan import MtpCount
+from mtpconvert.stores.detect import Found, detect
+from mtpconvert.stores.safetensors.reader import SafetensorsReader
+from mtpconvert.stores.torch_dist.reader import TorchDistReader
+from mtpconvert.tensors import Inventory
+
+
+@dataclass
+class Inspection:
+    kind: str
+    path: Path
+    architecture: str | None
+    has_mapping: bool
+    inventory: Inventory
+    mtp: MtpCount
+    facts: dict[str, Any]  # what only this kind of checkpoint has
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        """Bytes by dtype, the largest first."""
+        count: Counter[str] = Counter()
+        for spec in self.inventory.values():
+            count[spec.dtype] += spec.nbytes
+        return dict(count.most_common())
+
+
+@click.command()
+@click.argument("path", type=EXISTING)
+@json_option
+def inspect(path: Path, as_json: bool) -> None:
+    """Say what PATH holds, from its headers: kind, architecture, tensors, bytes, MTP."""
+    found = detect(path)
+    result = _torch_dist(found) if found.kind == "torch_dist" else _hugging_face(found)
+    if as_json:
+        print_json(_document(result))
+        return
+    print_notes(result.notes)
+    total = sum(spec.nbytes for spec in result.inventory.values())
+    mapped = "" if result.architecture is None else f", {'a mapping' if result.has_mapping else 'no mapping'} for it"
+    click.echo(f"{result.path}: {result.kind}; {result.architecture or 'architecture not recorded'}{mapped}")
+    click.echo(f"{len(result.inventory):,} tensors, {size(total)}")
+    for dtype, nbytes in result.dtypes.items():
+        click.echo(f"  {dtype:8} {size(nbytes)}")
+    for name, value in result.facts.items():
+        click.echo(f"{name.replace('_', ' ')}: {value}")
+    click.echo(mtp_line(result.mtp, writes=False))
+
+
+def _hugging_face(found: Found) -> Inspection:
+    config = read_config(found.root)
+    reader = SafetensorsReader(found.root)
+    inventory = reader.inventory()
+    names = config.get("architectures") or [None]
+    rule = _rule(names[0])
+    declared = declared_mtp(config, rule)
+    layers = present_in_hf(inventory, rule, Scope(config))
+    mtp = _count(inventory, layers, declared.key, declared.count)
+    facts = {"files": len(reader.shards), "quantisation": config.get("quantization_config", {}).get("quant_method")}
+    return Inspection(
+        reader.kind, found.root, names[0], names[0] in architectures(), inventory, mtp,
+        {name: value for name, value in facts.items() if value is not None}, list(reader.notes),
+    )  # fmt: skip
+
+
+def _torch_dist(found: Found) -> Inspection:
+    assert found.iteration_dir is not None  # detect: a torch_dist checkpoint has one
+    reader = TorchDistReader(found.iteration_dir)
+    inventory = reader.inventory()
+    args = reader.args or {}
+    count = args.get("mtp_num_layers")
+    mtp = _count(
+        inventory, present_in_mcore(inventory), "args.mtp_num_layers", count if isinstance(count, int) else None
+    )
+    config = read_config(found.assets) if found.assets is not None else {}
+    names = config.get("architectures") or [None]
+    facts = {
+        "iteration": reader.iteration,
+        "layers": "stacked under one key each" if reader.stacked else "one by one",
+        "arguments": len(args) if reader.args is not None else "none",
+        "other entries": ", ".join(f"{number} {kind}" for kind, number in reader.objects.items() if number) or "none",
+        "unknown objects": ", ".join(reader.unknown_objects) or None,
+        "hf_assets": "present" if found.assets is not None else "none: mcore2hf needs --reference",
+    }
+    return Inspection(
+        reader.kind, found.root, names[0], names[0] in architectures(), inventory, mtp,
+        {name: value for name, value in facts.items() if value is not None}, list(reader.notes),
+    )  # fmt: skip
+
+
+def _rule(architecture: str | None) -> MtpRule | None:
+    return load_mapping(file_of(architecture)).mtp if architecture in architectures() and architecture else None
+
+
+def _count(inventory: Inventory, layers: dict[int, list[str]], key: str | None, declared: int | None) -> MtpCount:
+    names = [name for layer in layers.values() for name in layer]
+    return MtpCount(key, declared, len(layers), 0, len(names), sum(inventory[name].nbytes for name in names))
+
+
+def _document(result: Inspection) -> dict[str, Any]:
+    mtp = mtp_json(result.mtp)
+    del mtp["written"]
+    return {
+        "schema_version": 1,
+        "path": str(result.path),
+        "kind": result.kind,
+        "architecture": result.architecture,
+        "has_mapping": result.has_mapping,
+        "tensors": len(result.inventory),
+        "bytes": sum(spec.nbytes for spec in result.inventory.values()),
+        "bytes_by_dtype": result.dtypes,
+        **{name.replace(" ", "_"): value for name, value in result.facts.items()},
+        "notes": result.notes,
+        "mtp": mtp,
+    }
