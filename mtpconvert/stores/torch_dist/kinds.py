@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from mtpconvert.errors import CheckpointError, IncompleteError, NotRepresentableError, some
@@ -13,10 +14,10 @@ from mtpconvert.stores.torch_dist.metadata_read import StoredKeys
 from mtpconvert.stores.torch_dist.stored import StoredTensor
 from mtpconvert.tensors import DTYPE_BITS
 
-# What a save holds beside the model (megatron/core/optimizer, rerun_state_machine.py, training/checkpointing.py)
-OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
-_OBJECTS = (
-    ("optimizer", OPTIMIZER),
+# What a save holds beside the model (megatron/core/optimizer, rerun_state_machine.py, training/checkpointing.py).
+# Tensors of these kinds occur too: the optimizer's, and what plain torch DCP flattens an object into.
+_KINDS = (
+    ("optimizer", re.compile(r"(chained_\d+\.)?optimizer\.")),
     ("extra_state", re.compile(r"(.+\.)?_extra_state(/shard_.+)?$")),
     ("rng_state", re.compile(r"(.+[._])?rng_state/shard_")),
     ("rerun_state_machine_state", re.compile(r"rerun_state_machine_state/shard_")),
@@ -24,28 +25,40 @@ _OBJECTS = (
 )
 
 
-def classify(keys: StoredKeys) -> tuple[dict[str, int], list[str]]:
-    """How many entries are no model weights, by kind, and the byte objects of no known kind."""
-    kinds = {key: _kind(key) for key in keys.object_keys}
-    counts = Counter(kinds.values())
-    counts["optimizer"] += sum(1 for key in keys.tensor_keys if OPTIMIZER.match(key))
-    return {k: n for k, n in counts.items() if n}, [key for key, kind in kinds.items() if kind == "unknown"]
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Keys sorted: ``weights`` are the model's tensors, ``unknown`` byte objects of no known kind.
+
+    ``counts``: how many entries are no weights, by kind, "unknown" among them.
+    """
+
+    weights: list[str]
+    unknown: list[str]
+    counts: dict[str, int]
 
 
-def _kind(key: str) -> str:
-    return next((kind for kind, pattern in _OBJECTS if pattern.match(key)), "unknown")
+def classify(keys: StoredKeys) -> Kinds:
+    """Sort every entry of ``.metadata``; nothing is left out."""
+    weights = [key for key in keys.tensor_keys if _kind(key) is None]
+    unknown = [key for key in keys.object_keys if _kind(key) is None]
+    counts = Counter(kind for key in (*keys.object_keys, *keys.tensor_keys) if (kind := _kind(key)) is not None)
+    return Kinds(weights, unknown, dict(counts) | ({"unknown": len(unknown)} if unknown else {}))
+
+
+def _kind(key: str) -> str | None:
+    return next((kind for kind, pattern in _KINDS if pattern.match(key)), None)
 
 
 def check_format(root: Path, keys: StoredKeys) -> None:
     """Refuse other DCP layouts by name, and a save that did not reach its last file, ``metadata.json``.
 
-    Raises NotRepresentableError, IncompleteError, or CheckpointError when that file is no JSON of megatron-core.
+    Raises CheckpointError (another layout, no JSON of megatron-core) or IncompleteError (no such file).
     """
     if any(key.startswith("model.module.") for key in keys.tensor_keys):
-        raise NotRepresentableError(
+        raise CheckpointError(
             f"{root} is an fsdp_dtensor checkpoint (its keys begin with model.module.)",
             where=str(root),
-            next_step="convert it with megatron-core's own tools to torch_dist, then convert that",
+            next_step="load it in Megatron-LM and save it with --ckpt-format torch_dist",
         )
     path = root / "metadata.json"
     try:
@@ -61,10 +74,10 @@ def check_format(root: Path, keys: StoredKeys) -> None:
             f"{path} names no sharded_backend", where=str(path), next_step="copy the file again"
         ) from problem
     if backend != "torch_dist":
-        raise NotRepresentableError(
+        raise CheckpointError(
             f"{root} is a {backend!r} checkpoint, not torch_dist",
             where=str(path),
-            next_step="load and save it as torch_dist with the megatron-core that wrote it",
+            next_step="load it with the megatron-core that wrote it and save it with --ckpt-format torch_dist",
         )
 
 

@@ -11,7 +11,7 @@ from mtpconvert.errors import CheckpointError, IncompleteError
 from mtpconvert.stores.base import Chunk
 from mtpconvert.stores.torch_dist.common import COMMON_STATE, Common, read_common
 from mtpconvert.stores.torch_dist.cover import show
-from mtpconvert.stores.torch_dist.kinds import OPTIMIZER, check_dtypes, check_format, classify
+from mtpconvert.stores.torch_dist.kinds import check_dtypes, check_format, classify
 from mtpconvert.stores.torch_dist.logical import Piece, assemble
 from mtpconvert.stores.torch_dist.metadata_read import StoredKeys, check_files, without_gc
 from mtpconvert.stores.torch_dist.record import Record, read_record
@@ -28,8 +28,8 @@ class TorchDistReader:
     ``args``, ``common``, ``iteration``, ``checkpoint_version``: the common state, None or empty when there is none.
     ``stacked``: layers lie under one key. ``notes``: facts for people.
 
-    Raises CheckpointError (damaged or contradictory), IncompleteError (a file or record missing),
-    NotRepresentableError (fsdp_dtensor, zarr, a hybrid model, a dtype without a safetensors name).
+    Raises CheckpointError (damaged, contradictory, fsdp_dtensor or another layout), IncompleteError (a file or record
+    missing), NotRepresentableError (a hybrid model, a dtype without a safetensors name).
     """
 
     kind = "Megatron torch_dist"
@@ -38,10 +38,10 @@ class TorchDistReader:
         self.root = Path(iteration_dir)
         keys = StoredKeys(self.root / ".metadata")
         check_format(self.root, keys)
-        self.objects, self.unknown_objects = classify(keys)
+        kinds = classify(keys)
+        self.objects, self.unknown_objects = kinds.counts, kinds.unknown
         self._common = read_common(self.root, keys.place(COMMON_STATE) if COMMON_STATE in keys.object_keys else None)
-        model = [key for key in keys.tensor_keys if not OPTIMIZER.match(key)]
-        self._stored = without_gc(lambda: {key: keys.tensor(key) for key in model})
+        self._stored = without_gc(lambda: {key: keys.tensor(key) for key in kinds.weights})
         check_dtypes(self._stored.values())
         self._files = sorted(check_files(self.root, self._stored.values()))
         self._file_numbers = {name: number for number, name in enumerate(self._files)}
