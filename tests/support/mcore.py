@@ -48,7 +48,7 @@ def transformer_config(args: Mapping[str, Any] | Namespace, *, spec: str, dtype:
     fields = {field.name for field in dataclasses.fields(cls)}
     values = {name: value for name, value in a.items() if name in fields}
     # where the field has another name than the argument, or one that is derived
-    values["layernorm_epsilon"] = a["norm_epsilon"]
+    values["layernorm_epsilon"] = a["norm_epsilon"] if "norm_epsilon" in a else a["layernorm_epsilon"]
     values["num_moe_experts"] = a.get("num_experts")
     values["layernorm_zero_centered_gamma"] = a.get("apply_layernorm_1p", False)
     values["num_query_groups"] = a.get("num_query_groups") if a.get("group_query_attention") else None
@@ -63,10 +63,8 @@ def transformer_config(args: Mapping[str, Any] | Namespace, *, spec: str, dtype:
     if a.get("num_experts") is None:
         values = {name: value for name, value in values.items() if not name.startswith("moe_")}
     values |= {name: value for name, value in CPU_SETTINGS.items() if name in fields} | sizes
-    if spec == "local":  # grouped GEMM is Transformer Engine's
-        values["moe_grouped_gemm"] = False
-    else:
-        values["moe_grouped_gemm"] = a.get("num_experts") is not None
+    values["transformer_impl"] = "transformer_engine" if spec == "te" else "local"
+    values["moe_grouped_gemm"] = spec == "te" and a.get("num_experts") is not None  # needs Transformer Engine
     if sizes.get("expert_model_parallel_size", 1) > 1:
         values["moe_token_dispatcher_type"] = "alltoall"
     config = cls(**values)
@@ -150,7 +148,7 @@ def model_from_args(
         rotary_percent=a["rotary_percent"],
         rotary_base=a["rotary_base"],
         rope_scaling=a["use_rope_scaling"],
-        rope_scaling_factor=a["rope_scaling_factor"],
+        rope_scaling_factor=a.get("rope_scaling_factor") or 8.0,
         seq_len_interpolation_factor=a.get("rotary_seq_len_interpolation_factor"),
     )
     if dtype == torch.bfloat16:  # what Megatron-LM's Float16Module does to it
@@ -166,8 +164,9 @@ def _metadata(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Every parameter and persistent buffer, by its in-memory name."""
-    return {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    """Every parameter and persistent buffer, by its in-memory name; extra state is neither."""
+    state = model.state_dict()
+    return {name: state[name] for name in state if not name.endswith("_extra_state")}
 
 
 @torch.no_grad()

@@ -82,6 +82,21 @@ class LocalCoreAttention:
         return (CausalAttention if config.multi_latent_attention else cls.real)(config, *args, **kwargs)
 
 
+def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with the device of its own ``torch.ones(..., device="cuda")`` ignored."""
+    ones = torch.ones
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        torch.ones = lambda *a, device=None, **k: ones(*a, **k)  # type: ignore[assignment,misc]
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.ones = ones  # type: ignore[assignment,misc]
+
+    return call
+
+
 def cpu_patches() -> None:
     """Make ``megatron.core`` importable and runnable on a CPU. Idempotent; called by every function of the rig."""
     global _patched
@@ -92,6 +107,7 @@ def cpu_patches() -> None:
         typing.override = lambda function: function  # type: ignore[attr-defined]
     patch_cuda()
     with quiet():
+        from megatron.core.fusions import fused_softmax
         from megatron.core.models import backends
         from megatron.core.tensor_parallel import random
         from megatron.core.transformer import multi_latent_attention
@@ -101,6 +117,7 @@ def cpu_patches() -> None:
             setattr(multi_latent_attention, name, type(name, (), {}))
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+    fused_softmax.get_sliding_window_causal_mask = _on_cpu(fused_softmax.get_sliding_window_causal_mask)
     LocalCoreAttention.real = backends.DotProductAttention
     backends.LocalSpecProvider.core_attention = lambda _self: LocalCoreAttention
     random.CudaRNGStatesTracker.fork = lambda _self, *_args: contextlib.nullcontext()
