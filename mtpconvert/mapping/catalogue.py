@@ -41,7 +41,7 @@ def file_of(architecture: str) -> Path:
 def mapping_for(config: dict[str, Any], file: Path | None = None) -> Mapping:
     """The mapping for a model's config.json: ``file`` if given, else the shipped one of its architecture."""
     if file is not None:
-        return load_mapping(file)
+        return load(file)
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ConfigError(
@@ -49,7 +49,12 @@ def mapping_for(config: dict[str, Any], file: Path | None = None) -> Mapping:
             where="config.json: architectures",
             next_step="correct config.json, or pass --mapping FILE",
         )
-    return load_mapping(file_of(names[0]))
+    return load(file_of(names[0]))
+
+
+def load(file: Path) -> Mapping:
+    """A mapping file, shipped or not; shared row groups that do not stand beside it are the shipped ones."""
+    return load_mapping(file, folder() / "_shared")
 
 
 def sample_configs(architecture: str) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from mtpconvert.errors import (
@@ -31,7 +31,7 @@ def hf_source(expansion: Expansion, source: Inventory, trunk_layers: int, where:
 
 def mcore_source(expansion: Expansion, source: Inventory, where: str) -> None:
     """The same for a Megatron source."""
-    _names(expansion.mcore, {}, source, where, lambda name: MCORE_MTP.match(name) is not None)
+    _names(expansion.mcore, {}, source, where, lambda name: name.startswith(MCORE_MTP))
     _shapes(expansion.mcore, source, where)
 
 
@@ -47,9 +47,12 @@ def _refuse_block_quantised(source: Inventory, where: str) -> None:
 
 
 def _names(
-    expected: dict[str, Expected], optional: dict[str, Expected], source: Inventory, where: str, is_mtp: object
+    expected: dict[str, Expected],
+    optional: dict[str, Expected],
+    source: Inventory,
+    where: str,
+    is_mtp: Callable[[str], bool],
 ) -> None:
-    assert callable(is_mtp)
     missing = [entry for name, entry in expected.items() if name not in source]
     unknown = [name for name in source if name not in expected and name not in optional]
     if source and len(unknown) == len(source):
@@ -59,17 +62,20 @@ def _names(
             where=where,
             next_step="check 'architectures' in config.json; a common prefix that was added or lost shows in the names",
         )
-    if lost := [entry for entry in missing if entry.mtp is not None]:
+    lost = [entry for entry in missing if entry.mtp is not None]
+    surplus = [name for name in unknown if is_mtp(name)]
+    homeless = f"{len(surplus)} MTP tensors have no place in the mapping: {', '.join(surplus)}"
+    if lost:  # every one is named, however many: they have to be found
         layers = sorted({entry.mtp for entry in lost if entry.mtp is not None})
         raise MtpLostError(
             f"MTP layer {', '.join(map(str, layers))} is incomplete: {len(lost)} tensors are missing:"
-            f" {some([entry.name for entry in lost], 50)}",
+            f" {', '.join(entry.name for entry in lost)}" + (f"; {homeless}" if surplus else ""),
             where=where,
             next_step="take them from the checkpoint that this one was made from, or leave MTP out with --mtp drop",
         )
-    if surplus := [name for name in unknown if is_mtp(name)]:
+    if surplus:
         raise MtpLostError(
-            f"{len(surplus)} MTP tensors have no place in the mapping: {some(surplus, 50)}",
+            homeless,
             where=where,
             next_step="extend the mapping (--mapping FILE), or leave MTP out on purpose with --mtp drop",
         )
@@ -150,10 +156,16 @@ def wanted_copies(expansion: Expansion, reference: Collection[str] | None) -> li
     return [copy for copy in copies if (not copy.tie if reference is None else copy.tensor in reference)]
 
 
-def reference_names(reference: Collection[str], hf: Inventory, asides: Collection[str], where: str) -> None:
-    """The reference lists exactly what will be written. Raises UnmappedTensorError, NotRepresentableError."""
+def reference_names(
+    reference: Collection[str], hf: Inventory, asides: Collection[str], trunk_layers: int, where: str
+) -> None:
+    """The reference lists exactly what will be written.
+
+    Raises MtpLostError where it lists MTP tensors that are not, else UnmappedTensorError or NotRepresentableError.
+    """
     if unprovided := [name for name in reference if name not in hf and name not in asides]:
-        raise UnmappedTensorError(
+        lost = any(looks_like_mtp(name, trunk_layers) for name in unprovided)
+        raise (MtpLostError if lost else UnmappedTensorError)(
             f"the reference lists {len(unprovided)} tensors that nothing in the Megatron checkpoint provides:"
             f" {some(unprovided, 20)}",
             where=where,

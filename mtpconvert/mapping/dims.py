@@ -20,16 +20,22 @@ _TOKEN = re.compile(r"\s*(?:(?P<integer>\d+)|(?P<name>[A-Za-z_][\w.]*)|(?P<opera
 class Scope:
     """Where names are looked up: symbols first, then the config, then the mapping's ``[defaults]``.
 
-    ``used_defaults`` collects every default that was needed, for the command line to print.
+    ``used_defaults`` collects every default that was needed, for the command line to print. ``undefined``: symbols that
+    this config gives no value, and why; that matters only where one is needed.
     """
 
     config: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)
     used_defaults: dict[str, Any] = field(default_factory=dict)
+    undefined: dict[str, ConfigError] = field(default_factory=dict)
+    _evaluating: list[str] = field(default_factory=list, repr=False)  # defaults at hand, to notice a circle of them
 
     def value(self, key: str) -> Any:
-        """The config's value under a dotted key, or the default, or None where there is neither."""
+        """The config's value under a dotted key, or the default, or None where there is neither.
+
+        Raises MappingError where a default is computed from itself.
+        """
         found: Any = self.config
         for part in key.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
@@ -37,13 +43,24 @@ class Scope:
             return found
         default = self.defaults[key]
         if isinstance(default, str) and default.startswith("="):
-            default = evaluate(default[1:], self)
+            if key in self._evaluating:
+                raise MappingError(
+                    f"the default of '{key}' is computed from itself: {' -> '.join([*self._evaluating, key])}",
+                    next_step="correct [defaults] of the mapping file",
+                )
+            self._evaluating.append(key)
+            try:
+                default = evaluate(default[1:], self)
+            finally:
+                self._evaluating.pop()
         self.used_defaults[key] = default
         return default
 
     def integer(self, name: str) -> int:
         if name in self.symbols:
             return self.symbols[name]
+        if name in self.undefined:
+            raise self.undefined[name]
         value = self.value(name)
         if value is None:
             raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mtpconvert.errors import ConfigError, MappingError
 from mtpconvert.mapping.dims import Scope, evaluate
@@ -30,7 +30,10 @@ class Expected:
 
 @dataclass
 class Expansion:
-    """``hf`` holds the tensors that must be there; ``aliases`` and ``asides`` may be absent."""
+    """``hf`` holds the tensors that must be there; ``aliases`` and ``asides`` may be absent.
+
+    The source of every alias is a tensor of ``hf``: chains (head copy -> tied head -> embedding) are followed.
+    """
 
     tiles: list[Tile] = field(default_factory=list)
     fills: list[Fill] = field(default_factory=list)
@@ -61,8 +64,10 @@ def expand(mapping: MappingFile, scope: Scope, padded_vocab: int, hf_present: Co
         # Symbols of modules that this model lacks (an MoE size of a dense one) stay undefined until a row needs them.
         try:
             scope.symbols[symbol] = evaluate(expression, scope)
-        except ConfigError:
+            scope.undefined.pop(symbol, None)
+        except ConfigError as error:
             scope.symbols.pop(symbol, None)
+            scope.undefined[symbol] = error
     layers = select_layers(mapping.layers, scope)
     compiled: dict[str, list[_Compiled]] = {}
     result = Expansion()
@@ -77,7 +82,31 @@ def expand(mapping: MappingFile, scope: Scope, padded_vocab: int, hf_present: Co
                     result.variants[f"{name} @ {hf}"] = group
                 for entry in _compile(mapping, group, scope, compiled):
                     _instantiate(entry, hf, mcore, mtp, padded_vocab, result)
+    _resolve_aliases(result)
     return result
+
+
+def _resolve_aliases(result: Expansion) -> None:
+    """Point every alias at the tensor of ``hf`` that it repeats. Raises MappingError where there is none."""
+    names = [*result.hf, *result.aliases, *result.asides]
+    if len(names) > len(set(names)):
+        entry = next(e for e, _ in [*result.aliases.values(), *result.asides.values()] if names.count(e.name) > 1)
+        raise MappingError(f"{entry.name} has a second row, which gives it another meaning", where=entry.row)
+    for name, (entry, copy) in result.aliases.items():
+        source, seen = copy.source, {name}
+        while source in result.aliases and source not in seen:
+            seen.add(source)
+            source = result.aliases[source][1].source
+        if source not in result.hf:
+            raise MappingError(
+                f"{name} repeats {copy.source}, which no row relates to a Megatron tensor", where=entry.row
+            )
+        if result.hf[source].shape != entry.shape:
+            raise MappingError(
+                f"{name} is {list(entry.shape)} and repeats {source}, which is {list(result.hf[source].shape)}",
+                where=entry.row,
+            )
+        result.aliases[name] = (entry, replace(copy, source=source))
 
 
 def _instantiate(entry: _Compiled, hf: str, mcore: str, mtp: int | None, padded_vocab: int, result: Expansion) -> None:
@@ -85,6 +114,8 @@ def _instantiate(entry: _Compiled, hf: str, mcore: str, mtp: int | None, padded_
     names = [hf + name for name in row.hf]
     if entry.op is None:
         expected = Expected(names[0], entry.dims, row.dtype, row.place, mtp)
+        if names[0] in result.aliases or names[0] in result.asides:
+            raise MappingError(f"{names[0]} has a second row, which gives it another meaning", where=row.place)
         if row.op == "aside":
             result.asides[names[0]] = (expected, row.reason or "")
         else:
@@ -121,6 +152,11 @@ def _compile(
 def _compile_row(row: Row, scope: Scope) -> _Compiled:
     try:
         dims = tuple(evaluate(expression, scope) for expression in row.dims)
+        if any(size < 1 for size in dims):
+            raise ConfigError(
+                f"dims = {list(row.dims)} are {list(dims)}, and a tensor has no such shape",
+                next_step="check these sizes in config.json, or give the row a 'when'",
+            )
         if row.op in ALIASES or row.op == "aside":
             return _Compiled(row, dims, None)
         if row.op == "expert_stack":

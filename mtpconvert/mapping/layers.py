@@ -10,10 +10,10 @@ name = "a minus b", "a and b"              of earlier names or of the forms abov
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mtpconvert.errors import ConfigError, MappingError
-from mtpconvert.mapping.dims import Scope, evaluate
+from mtpconvert.mapping.dims import Scope, check_expression, evaluate
 
 Selector = str | tuple[str, str]
 
@@ -32,6 +32,21 @@ def select_layers(selectors: Mapping[str, Selector], scope: Scope) -> dict[str, 
         else:
             chosen[name] = sorted(_select(selector, scope, chosen))
     return chosen
+
+
+def check_selector(text: str, earlier: Collection[str]) -> None:
+    """Raise MappingError unless ``text`` is one of the forms above over the names ``earlier``; needs no config."""
+    text = text.strip()
+    if text in earlier or _WHERE.fullmatch(text) or _IN.fullmatch(text):
+        return
+    if operation := _SET_OPERATION.match(text):
+        check_selector(operation[1], earlier)
+        check_selector(operation[3], earlier)
+    elif match := _EVERY.fullmatch(text):
+        check_expression(match[1])
+        check_expression(match[2])
+    else:
+        raise MappingError(f"'{text}' selects no layers: it is neither an earlier name nor a known form")
 
 
 def _select(text: str, scope: Scope, chosen: Mapping[str, Sequence[int]]) -> set[int]:

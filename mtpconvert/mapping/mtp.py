@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mtpconvert.errors import MtpLostError, some
+from mtpconvert.errors import ConfigError, MtpLostError, some
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import MtpRule
 
@@ -18,7 +18,8 @@ COUNT_KEYS = (
 # Names outside the trunk's numbered layers under which MTP tensors are published.
 _MTP_NAME = re.compile(r"(^|\.)mtp(_\w+)?\.")
 _LAYER_NAME = re.compile(r"^model\.(?:language_model\.)?layers\.(\d+)\.")
-MCORE_MTP = re.compile(r"^mtp\.layers\.(\d+)\.")
+MCORE_MTP = "mtp."  # what Megatron's own names of MTP tensors begin with
+_MCORE_LAYER = re.compile(r"^mtp\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,18 @@ class Declared:
 
 
 def declared_mtp(config: Mapping[str, Any], rule: MtpRule | None) -> Declared:
-    """The MTP layer count of a config: the mapping's keys in order of preference, else any known key at any level."""
+    """The MTP layer count of a config: the mapping's keys in order of preference, else any known key at any level.
+
+    Raises ConfigError for a count that is neither a number nor null.
+    """
     if rule is not None:
         for key in rule.count:
             value = Scope(config).value(key)
-            if isinstance(value, int) and not isinstance(value, bool):
-                return Declared(key, value)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ConfigError(f"'{key}' is {value!r}, no number of MTP layers", where=f"config.json: {key}")
+            return Declared(key, value)
         return Declared(rule.count[0], None)
     found = list(_count_keys(config, ""))
     for key, value in found:
@@ -80,7 +87,7 @@ def present_in_mcore(names: Iterable[str]) -> dict[int, list[str]]:
     """Megatron tensors of each MTP layer, by layer."""
     layers: dict[int, list[str]] = {}
     for name in names:
-        if match := MCORE_MTP.match(name):
+        if match := _MCORE_LAYER.match(name):
             layers.setdefault(int(match[1]), []).append(name)
     return layers
 
@@ -94,9 +101,16 @@ def looks_like_mtp(name: str, trunk_layers: int | None) -> bool:
 
 
 def agree(
-    declared: Declared, present: Mapping[int, list[str]], rule: MtpRule | None, where: str
+    declared: Declared,
+    present: Mapping[int, list[str]],
+    rule: MtpRule | None,
+    expected: Callable[[int], list[str]],
+    where: str,
 ) -> tuple[int, str | None]:
-    """The number of MTP layers to convert, and a note. Raises MtpLostError where config and tensors disagree."""
+    """The number of MTP layers to convert, and a note. ``expected``: the tensors that an MTP layer should have.
+
+    Raises MtpLostError where config and tensors disagree, naming what is missing or surplus.
+    """
     if -1 in present or (rule is None and declared.count):
         names = present.get(-1, [])
         raise MtpLostError(
@@ -115,25 +129,28 @@ def agree(
     if rule is None:
         return 0, None
     if declared.count is None:
-        return layers, f"config has no MTP count ({declared.key}); the tensors decide: {layers} MTP layers"
+        note = f"config gives no MTP count ({declared.key} is missing or null); the tensors decide: {layers} MTP layers"
+        return layers, note
     if layers == 0 and rule.known_absent is not None:
         return 0, f"config declares {declared.count} MTP layers, none is published: {rule.known_absent}"
     if declared.count != layers:
         raise MtpLostError(
-            _disagreement(declared, present, rule), where=where, next_step=_remedy(declared.count > layers)
+            _disagreement(declared, present, expected), where=where, next_step=_remedy(declared.count > layers)
         )
     return layers, None
 
 
-def _disagreement(declared: Declared, present: Mapping[int, list[str]], rule: MtpRule) -> str:
+def _disagreement(declared: Declared, present: Mapping[int, list[str]], expected: Callable[[int], list[str]]) -> str:
     assert declared.count is not None
     layers = len(present)
     text = f"config declares {declared.count} MTP layers ({declared.key}), tensors of {layers} are present"
     if declared.count > layers:
-        missing = ", ".join(str(i) for i in range(layers, declared.count))
-        return f"{text}; every tensor of MTP layer {missing} is missing (expected under {rule.present})"
+        last = declared.count - 1
+        which = f"layer {layers}" if last == layers else f"layers {layers} to {last}"
+        names = some(expected(layers), 20)
+        return f"{text}; every tensor of MTP {which} is missing, those of layer {layers} being {names}"
     surplus = [name for i in range(declared.count, layers) for name in present[i]]
-    return f"{text}; surplus: {some(surplus)}"
+    return f"{text}; surplus: {some(surplus, 20)}"
 
 
 def _remedy(missing: bool) -> str:

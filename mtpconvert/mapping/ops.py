@@ -115,4 +115,10 @@ ARITY: dict[str, tuple[int, int]] = {
     "copy_of": (1, 0),
     "aside": (1, 0),
 }
-MIN_DIMS: dict[str, int] = {"gate_up_concat": 1, "qkv_interleave": 3, "halves_swap": 2, "pad_vocab": 1}
+# At least and at most so many dims; ops that are not here take any.
+DIMS: dict[str, tuple[int, int | None]] = {
+    "gate_up_concat": (1, None),
+    "qkv_interleave": (3, None),
+    "halves_swap": (2, 2),
+    "pad_vocab": (1, None),
+}

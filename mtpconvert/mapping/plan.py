@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,7 +17,15 @@ from mtpconvert.mapping import check
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import Expansion, expand
 from mtpconvert.mapping.model import Mapping as MappingFile
-from mtpconvert.mapping.mtp import Declared, agree, declared_mtp, looks_like_mtp, present_in_hf, present_in_mcore
+from mtpconvert.mapping.mtp import (
+    MCORE_MTP,
+    Declared,
+    agree,
+    declared_mtp,
+    looks_like_mtp,
+    present_in_hf,
+    present_in_mcore,
+)
 from mtpconvert.mapping.prove import Proof, prove
 from mtpconvert.tensors import Block, Copy, Fill, Inventory, TensorSpec, Tile
 
@@ -124,7 +132,7 @@ def plan_to_mcore(
         layers, present, note = 0, len(present_in_hf(lost, mapping.mtp, scope)), None
     else:
         found = present_in_hf(source, mapping.mtp, scope)
-        layers, note = agree(declared, found, mapping.mtp, where)
+        layers, note = agree(declared, found, mapping.mtp, _mtp_layer(mapping, config, "hf"), where)
         present = layers
     scope.symbols["mtp_layers"] = layers
     vocab = scope.integer("vocab_size")
@@ -160,8 +168,8 @@ def plan_to_hf(
     dropped: list[TensorSpec] = []
     found = present_in_mcore(source)
     if drop_mtp:
-        dropped = [source[name] for names in found.values() for name in names]
-        source = {name: spec for name, spec in source.items() if spec not in dropped}
+        dropped = [spec for name, spec in source.items() if name.startswith(MCORE_MTP)]
+        source = {name: spec for name, spec in source.items() if not name.startswith(MCORE_MTP)}
         if reference is not None:
             trunk = scope.value("num_hidden_layers")
             lost = _mtp_names(mapping, reference, scope) | {n for n in reference if looks_like_mtp(n, trunk)}
@@ -170,7 +178,7 @@ def plan_to_hf(
     else:
         if mapping.mtp is None and found:
             found = {-1: [name for names in found.values() for name in names]}
-        layers, note = agree(declared, found, mapping.mtp, where)
+        layers, note = agree(declared, found, mapping.mtp, _mtp_layer(mapping, config, "mcore"), where)
     scope.symbols["mtp_layers"] = layers
     if vocab_rows is not None:
         scope.config = {**config, "vocab_size": vocab_rows}
@@ -185,12 +193,26 @@ def plan_to_hf(
         hf[copy.tensor] = replace(hf[copy.source], name=copy.tensor)
     asides = {n: reason for n, (_, reason) in expansion.asides.items() if reference is not None and n in reference}
     if reference is not None:
-        check.reference_names(reference, hf, asides, where)
+        check.reference_names(reference, hf, asides, scope.value("num_hidden_layers"), where)
     written = [spec for name, spec in hf.items() if check.mtp_of(expansion, name) is not None]
     plan = _plan("mcore2hf", mapping, scope, expansion, proof, copies, asides, hf, mcore, dropped, note)
     plan.tiles = [*plan.tiles, *_alias_tiles(plan)]
     plan.mtp = _count(declared, layers if not drop_mtp else len(found), layers, written)
     return plan
+
+
+def _mtp_layer(
+    mapping: MappingFile, config: Mapping[str, Any], side: Literal["hf", "mcore"]
+) -> Callable[[int], list[str]]:
+    """The function that names the tensors which an MTP layer should have on one side, were it there."""
+
+    def names(layer: int) -> list[str]:
+        scope = Scope(config, mapping.defaults, {"mtp_layers": layer + 1})
+        expansion = expand(mapping, scope, scope.integer("vocab_size"), None)
+        entries = expansion.hf if side == "hf" else expansion.mcore
+        return [entry.name for entry in entries.values() if entry.mtp == layer]
+
+    return names
 
 
 def _mtp_names(mapping: MappingFile, names: Collection[str], scope: Scope) -> set[str]:
@@ -232,16 +254,17 @@ def _count(declared: Declared, present: int, written: int, specs: list[TensorSpe
 
 
 def _alias_tiles(plan: Plan) -> list[Tile]:
-    """The tiles of a copy's source, once more for the copy. Chains: head copy -> tied head -> embedding."""
-    by_source: dict[str, list[Tile]] = {}
+    """The tiles of a copy's source, once more for the copy."""
+    sources = {copy.source for copy in plan.copies}
+    by_source: dict[str, list[Tile]] = {name: [] for name in sources}
     for tile in plan.tiles:
-        by_source.setdefault(tile.hf.tensor, []).append(tile)
-    tiles: list[Tile] = []
-    for copy in plan.copies:
-        own = [replace(tile, hf=replace(tile.hf, tensor=copy.tensor)) for tile in by_source[copy.source]]
-        by_source[copy.tensor] = own
-        tiles += own
-    return tiles
+        if tile.hf.tensor in sources:
+            by_source[tile.hf.tensor].append(tile)
+    return [
+        replace(tile, hf=replace(tile.hf, tensor=copy.tensor))
+        for copy in plan.copies
+        for tile in by_source[copy.source]
+    ]
 
 
 def _block(block: Block) -> list[Any]:

@@ -81,12 +81,14 @@ def _covers(side: str, name: str, blocks: Sequence[Block]) -> None:
     for block in blocks:
         if block.shape != shape:
             raise NotABijectionError(f"{side} tensor is {shape} in one row and {block.shape} in another", where=name)
+        if any(n < 0 for n in (*shape, *block.grid)):
+            raise NotABijectionError(f"{shape} as {block.grid} is no shape", where=name)
         if refinement(shape, block.grid) is None:
             raise NotABijectionError(f"the grid {block.grid} does not refine the shape {shape}", where=name)
         inside = len(block.box) == len(block.grid) and all(
             0 <= start < stop <= size for (start, stop), size in zip(block.box, block.grid, strict=True)
         )
-        if not inside and prod(shape) > 0:
+        if not inside and prod(shape) != 0:
             raise NotABijectionError(f"the box {block.box} is empty or outside its grid {block.grid}", where=name)
     volume, size = sum(block.volume for block in blocks), prod(shape)
     if len(blocks) > 1 and (overlap := _overlap(blocks)):
@@ -107,6 +109,8 @@ def _overlap(blocks: Sequence[Block]) -> str | None:
 
 def _overlap_of_boxes(boxes: Sequence[Box], axis: int) -> str | None:
     """A description of two overlapping boxes, or None. Boxes that agree on an axis are compared on the next."""
+    if axis == len(boxes[0]):
+        return f"{boxes[0]} twice"
     slabs: dict[tuple[int, int], list[Box]] = {}
     for box in boxes:
         slabs.setdefault(box[axis], []).append(box)
@@ -114,11 +118,8 @@ def _overlap_of_boxes(boxes: Sequence[Box], axis: int) -> str | None:
     if any(one[1] > other[0] for one, other in pairwise(ordered)):
         return _overlap_of_pairs(boxes)
     for slab in slabs.values():
-        if len(slab) > 1:
-            if axis + 1 == len(slab[0]):
-                return f"{slab[0]} twice"
-            if found := _overlap_of_boxes(slab, axis + 1):
-                return found
+        if len(slab) > 1 and (found := _overlap_of_boxes(slab, axis + 1)):
+            return found
     return None
 
 
