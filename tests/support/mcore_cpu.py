@@ -54,6 +54,7 @@ def patch_cuda() -> None:
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     torch.cuda.current_stream = lambda *_args: _NoStream()  # type: ignore[assignment,return-value]
     torch.cuda.stream = lambda *_args: contextlib.nullcontext()  # type: ignore[assignment]
+    torch.Tensor.cuda = lambda self, *_args, **_kwargs: self  # type: ignore[method-assign,assignment]
     torch.cuda.Stream = torch.cuda.Event = _NoStream  # type: ignore[assignment,misc]
 
 

@@ -82,3 +82,8 @@ def changed(tensor: torch.Tensor) -> torch.Tensor:
     """Another value in every element, by bit: the lowest bit of each element flipped. Its own inverse."""
     view = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
     return (tensor.contiguous().view(view) ^ 1).view(tensor.dtype)
+
+
+def resave_each(runs: list[dict[str, Any]]) -> list[list[str]]:
+    """``resave`` one run after the other, in one world."""
+    return [resave(**run) for run in runs]
