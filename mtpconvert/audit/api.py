@@ -52,7 +52,7 @@ def audit(
     if one.is_huggingface and two.is_huggingface:
         findings += check_side_files(one, two)
     findings += check_mass(one, two, plan)
-    if level == "headers":
+    if level == "headers" or trained:
         findings += check_dtypes(one, two, plan)
     bits = audit_bits(one, two, about_one, about_two, plan, trained) if level == "bits" else Bits()
     findings += plan.findings + bits.findings
@@ -62,7 +62,7 @@ def audit(
     if trained and level == "bits":
         from mtpconvert.audit.trained import check_trained
 
-        findings += check_trained(one, two, about_one, about_two, plan, bits, here, there)
+        findings += check_trained(one, two, plan, bits, here, there)
     findings = _settle(findings, plan, waivers or [], today or date.today())
     return Report(
         _summary(one), _summary(two), level, trained, ledger,

@@ -29,6 +29,7 @@ class Bits:
     unequal: set[str] = field(default_factory=set)
     nbytes: int = 0
     copies: list[str] = field(default_factory=list)
+    unchanged: set[str] = field(default_factory=set)  # by-name pairs found equal, copies of the right included
 
 
 def audit_bits(left: Side, right: Side, one: Description, two: Description, plan: Plan, trained: bool) -> Bits:
@@ -43,7 +44,10 @@ def audit_bits(left: Side, right: Side, one: Description, two: Description, plan
             bits.nbytes += outcome.nbytes
             by_tensor[outcome.pair.right.tensor].append(outcome)
     for name, outcomes in by_tensor.items():
-        (bits.equal if all(outcome.equal for outcome in outcomes) else bits.unequal).add(name)
+        same = all(outcome.equal for outcome in outcomes)
+        (bits.equal if same else bits.unequal).add(name)
+        if same and left.kind == right.kind:
+            bits.unchanged.add(name)
     bench = Bench(left, right)
     try:
         if not trained:

@@ -19,11 +19,12 @@ def check_mass(left: Side, right: Side, plan: Plan) -> list[Finding]:
     if len(lost) < 4 or len(extra) < 4 or len(lost) < _SHARE * len(left.inventory):
         return []
     change = likely_prefix(lost, extra)
-    hint = (
-        f"likely prefix: {change[0]!r} became {change[1]!r} ({change[2]} names)"
-        if change
-        else "no single prefix explains it"
-    )
+    hint = "no single prefix explains it"
+    if change is not None:
+        old, new, count = change
+        hint = f"likely prefix: {old!r} became {new!r} ({count} names)"
+        if not old:
+            hint = f"likely prefix: {new!r} was put in front of {count} names"
     text = (
         f"{len(lost)} of {len(left.inventory)} names are not on the right, {len(extra)} there are new; {hint}; "
         f"left has {', '.join(lost[:3])}; right has {', '.join(extra[:3])}"

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the table)
 """Seeded faults in a Hugging Face directory against its unharmed original, after field reports (numbers in comments)."""
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ FAULTS: dict[str, Fault] = {
     "rope changed": Fault(config(lambda c: c["rope_parameters"].update(rope_theta=5.0)), "config-changed", None, "rope_parameters.rope_theta"),
     "config gone": Fault(lambda root: (root / "config.json").unlink(), "config-missing"),
     # O, G 74
-    "prefix doubled (137)": Fault(rename(lambda n: n.replace("model.", "model.model.", 1)), "mass-mismatch", None, "'model.' became 'model.model.'"),
+    "prefix doubled (137)": Fault(rename(lambda n: n.replace("model.", "model.model.", 1)), "mass-mismatch", None, "'model.' was put in front of 98 names"),
     "segment repeated": Fault(rename(lambda n: n.replace("model.", "model.model.", 1)), "segment-repeated"),
     "one renamed (139)": Fault(rename(lambda n: n.replace("model.embed_tokens", "model.embed_token")), "tensor-renamed", "model.embed_token.weight"),
     "rows permuted (149)": Fault(change_tensor("lm_head.weight", lambda x: x[np.random.default_rng(1).permutation(len(x))]), "bytes-differ", "lm_head.weight", "permuted"),

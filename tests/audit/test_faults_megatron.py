@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the table)
 """Seeded faults in a Megatron checkpoint: each is found at level "bits", on the right tensor, with its cause named.
 
 The unharmed Megatron side is hand-written arithmetic (tests/support/handmade.py); what each fault must be called was
