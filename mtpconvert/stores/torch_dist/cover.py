@@ -28,6 +28,8 @@ def _flaw(shape: Shape, boxes: Sequence[Box], done: Box) -> str | None:
         if len(boxes) == 1:
             return None
         return f"nothing holds {show(done)}" if not boxes else f"{len(boxes)} chunks hold {show(done)}"
+    if len(boxes) == 1 and all(boxes[0][rest] == (0, shape[rest]) for rest in range(axis, len(shape))):
+        return None  # by far the most frequent case: a chunk that is whole on the axes that are left
     groups: dict[tuple[int, int], list[Box]] = defaultdict(list)
     for box in boxes:
         groups[box[axis]].append(box)

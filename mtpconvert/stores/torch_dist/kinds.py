@@ -14,15 +14,16 @@ from mtpconvert.stores.torch_dist.metadata_read import StoredKeys
 from mtpconvert.stores.torch_dist.stored import StoredTensor
 from mtpconvert.tensors import DTYPE_BITS
 
-# What a save holds beside the model (megatron/core/optimizer, rerun_state_machine.py, training/checkpointing.py).
-# Tensors of these kinds occur too: the optimizer's, and what plain torch DCP flattens an object into.
-_KINDS = (
-    ("optimizer", re.compile(r"(chained_\d+\.)?optimizer\.")),
-    ("extra_state", re.compile(r"(.+\.)?_extra_state(/shard_.+)?$")),
-    ("rng_state", re.compile(r"(.+[._])?rng_state/shard_")),
-    ("rerun_state_machine_state", re.compile(r"rerun_state_machine_state/shard_")),
-    ("common_state", re.compile(r"common_state/shard_")),
-)
+# What a save holds beside the model (megatron/core/optimizer, rerun_state_machine.py, training/checkpointing.py):
+# the optimizer's entries by prefix, objects by the last part of their key. Tensors of these kinds occur too: the
+# optimizer's, and what plain torch DCP flattens an object into.
+_OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
+_STATES = {
+    "_extra_state": "extra_state",
+    "rng_state": "rng_state",
+    "rerun_state_machine_state": "rerun_state_machine_state",
+    "common_state": "common_state",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,11 @@ def classify(keys: StoredKeys) -> Kinds:
 
 
 def _kind(key: str) -> str | None:
-    return next((kind for kind, pattern in _KINDS if pattern.match(key)), None)
+    head, shard, _ = key.partition("/shard_")
+    kind = _STATES.get(head.rpartition(".")[2])
+    if kind is not None and (shard or kind == "extra_state"):
+        return kind
+    return "optimizer" if _OPTIMIZER.match(key) else None
 
 
 def check_format(root: Path, keys: StoredKeys) -> None:

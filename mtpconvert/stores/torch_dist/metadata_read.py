@@ -6,9 +6,10 @@ torch/distributed/checkpoint/metadata.py and filesystem.py describe the classes;
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, TypeGuard, TypeVar
+from typing import NoReturn, TypeGuard
 
 from mtpconvert.errors import CheckpointError, IncompleteError
 from mtpconvert.stores.torch_dist import inert
@@ -16,8 +17,6 @@ from mtpconvert.stores.torch_dist.cover import first_flaw, show
 from mtpconvert.stores.torch_dist.stored import Place, StoredChunk, StoredTensor
 from mtpconvert.stores.torch_dist.unpickle import loads
 from mtpconvert.tensors import Shape
-
-T = TypeVar("T")
 
 
 class StoredKeys:
@@ -81,10 +80,13 @@ class StoredKeys:
             key, offset = fields.get("fqn"), fields.get("offset")
             if not isinstance(key, str) or not (offset is None or _is_shape(offset)):
                 self._refuse("a record in it belongs to no key")
-            records = found.setdefault(key, {})
-            if offset in records:
+            records = found.get(key)
+            if records is None:
+                found[key] = {offset: place}
+            elif offset in records:
                 self._refuse(f"two records hold the same chunk of {key}, at {offset}", key)
-            records[offset] = place
+            else:
+                records[offset] = place
         return found
 
     def _checked(self, key: str, place: object) -> Place:
@@ -150,22 +152,26 @@ def _load(path: Path) -> inert.Metadata:
             where=str(path),
             next_step="give an iteration folder of a finished torch_dist save",
         ) from problem
-    top = without_gc(lambda: loads(data, str(path)))
+    top = loads(data, str(path))
     if not isinstance(top, inert.Metadata):
         raise CheckpointError(f"{path} holds no torch DCP metadata", where=str(path), next_step="copy the file again")
     return top
 
 
-def without_gc(work: Callable[[], T]) -> T:
-    """``work()`` with the cyclic collector off: a million small objects live on, and each pass would look at all."""
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """The cyclic collector off: a million small objects live on, and each of its passes would look at all of them."""
     was = gc.isenabled()
     gc.disable()
     try:
-        return work()
+        yield
     finally:
         if was:
             gc.enable()
 
 
+_INTEGERS = {int}  # and no bool
+
+
 def _is_shape(value: object) -> TypeGuard[Shape]:
-    return isinstance(value, tuple) and all(type(n) is int and n >= 0 for n in value)
+    return type(value) is tuple and set(map(type, value)) <= _INTEGERS and min(value, default=0) >= 0

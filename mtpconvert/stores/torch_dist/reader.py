@@ -13,7 +13,7 @@ from mtpconvert.stores.torch_dist.common import COMMON_STATE, Common, read_commo
 from mtpconvert.stores.torch_dist.cover import show
 from mtpconvert.stores.torch_dist.kinds import check_dtypes, check_format, classify
 from mtpconvert.stores.torch_dist.logical import Piece, assemble
-from mtpconvert.stores.torch_dist.metadata_read import StoredKeys, check_files, without_gc
+from mtpconvert.stores.torch_dist.metadata_read import StoredKeys, check_files, gc_paused
 from mtpconvert.stores.torch_dist.record import Record, read_record
 from mtpconvert.stores.torch_dist.stored import StoredChunk, StoredTensor
 from mtpconvert.tensors import DTYPE_BITS, Box, Inventory, Shape
@@ -36,21 +36,25 @@ class TorchDistReader:
 
     def __init__(self, iteration_dir: Path) -> None:
         self.root = Path(iteration_dir)
+        with gc_paused():
+            self._read()
+        self._by_layer: dict[str, dict[int, list[StoredChunk]]] = {}
+        self._fds: dict[int, int] = {}
+        self._lock = Lock()
+
+    def _read(self) -> None:
         keys = StoredKeys(self.root / ".metadata")
         check_format(self.root, keys)
         kinds = classify(keys)
         self.objects, self.unknown_objects = kinds.counts, kinds.unknown
         self._common = read_common(self.root, keys.place(COMMON_STATE) if COMMON_STATE in keys.object_keys else None)
-        self._stored = without_gc(lambda: {key: keys.tensor(key) for key in kinds.weights})
+        self._stored = {key: keys.tensor(key) for key in kinds.weights}
         check_dtypes(self._stored.values())
         self._files = sorted(check_files(self.root, self._stored.values()))
         self._file_numbers = {name: number for number, name in enumerate(self._files)}
         assembly = assemble(self._stored.values(), self.args or {})
         self._tensors, self.stacked = assembly.tensors, assembly.stacked
         self.notes = [*assembly.notes, *_common_notes(self._common)]
-        self._by_layer: dict[str, dict[int, list[StoredChunk]]] = {}
-        self._fds: dict[int, int] = {}
-        self._lock = Lock()
 
     @property
     def args(self) -> dict[str, object] | None:
