@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from mtpconvert.convert.arguments import check_rules
+from mtpconvert.convert.configs import read_json
 from mtpconvert.errors import ConfigError, MappingError
 from mtpconvert.mapping import catalogue
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import expand
-from mtpconvert.mapping.load import load_mapping
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.mtp import declared_mtp
 from mtpconvert.mapping.prove import prove
@@ -28,7 +29,7 @@ def mappings() -> None:
 def list_() -> None:
     """Architectures that can be converted."""
     for architecture in catalogue.architectures():
-        mapping = load_mapping(catalogue.file_of(architecture))
+        mapping = catalogue.load(catalogue.file_of(architecture))
         mtp = "MTP" if mapping.mtp else "no MTP"
         click.echo(f"{architecture:28} {mtp}")
 
@@ -41,25 +42,49 @@ def show(architecture: str) -> None:
 
 
 @mappings.command()
-@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def check(file: Path | None) -> None:
-    """Expand and prove every shipped mapping, or FILE, on a tiny and on a published full-size config."""
-    files = [file] if file else [catalogue.file_of(name) for name in catalogue.architectures()]
-    for path in files:
-        mapping = load_mapping(path)
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A config.json to expand, instead of the samples that come with the tool; may be repeated.",
+)
+def check(file: Path | None, configs: tuple[Path, ...]) -> None:
+    """Expand and prove every shipped mapping, or FILE, on a tiny and on a published full-size config.
+
+    With --config, on those configs: by FILE, or by the shipped mapping of each config's architecture.
+    """
+    if configs:
+        for path in configs:
+            config = read_json(path)
+            try:
+                click.echo(_totals(catalogue.mapping_for(config, file), str(path), config))
+            except ConfigError as error:
+                error.where = str(path) if error.where is None else f"{path}, {error.where}"
+                raise
+        return
+    for path in [file] if file else [catalogue.file_of(name) for name in catalogue.architectures()]:
+        mapping = catalogue.load(path)
         for label, config in catalogue.sample_configs(mapping.architecture).items():
-            click.echo(_totals(mapping, label, config))
+            try:
+                click.echo(_totals(mapping, label, config))
+            except ConfigError as error:  # the sample configs are right, so the mapping is not
+                raise MappingError(error.what, where=error.where, next_step="correct the mapping file") from error
 
 
 def _totals(mapping: Mapping, label: str, config: dict[str, Any]) -> str:
+    """One line of what the mapping makes of ``config``. Raises MappingError, NotABijectionError, ConfigError."""
+    try:
+        check_rules(mapping.arguments)
+    except MappingError as error:
+        error.where = str(mapping.file)
+        raise
     scope = Scope(config, mapping.defaults)
     scope.symbols["mtp_layers"] = declared_mtp(config, mapping.mtp).count or 0
-    try:
-        vocab = scope.integer("vocab_size")
-        padded = -(-vocab // MEGATRON_VOCAB_MULTIPLE) * MEGATRON_VOCAB_MULTIPLE
-        expansion = expand(mapping, scope, padded, None)
-    except ConfigError as error:  # the sample configs are right, so the mapping is not
-        raise MappingError(error.what, where=error.where, next_step="correct the mapping file") from error
+    vocab = scope.integer("vocab_size")
+    padded = -(-vocab // MEGATRON_VOCAB_MULTIPLE) * MEGATRON_VOCAB_MULTIPLE
+    expansion = expand(mapping, scope, padded, None)
     proof = prove(expansion.tiles, expansion.fills)
     aliases = len(expansion.aliases)
     return (

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mtpconvert.errors import CheckpointError
+from mtpconvert.errors import CheckpointError, some
 
 ASSETS = "hf_assets"
 OWN = "mtpconvert"
@@ -27,25 +27,46 @@ _INDEX = ".index.json"
 
 def side_files(folder: Path) -> list[Path]:
     """Relative paths of the files to carry: no weights, no indices of weights, no hidden folders (.git, .cache)."""
+    return [file for file in _files(folder) if not file.name.endswith((*_WEIGHTS, _INDEX))]
+
+
+def left_out_notes(folder: Path) -> list[str]:
+    """A sentence naming the files that are neither side files nor read: weights in another format or in a subfolder."""
+    names = [
+        str(file)
+        for file in _files(folder)
+        if file.name.endswith((*_WEIGHTS, _INDEX)) and not (file.parent == Path() and ".safetensors" in file.name)
+    ]
+    if not names:
+        return []
+    return [f"{len(names)} files are weights that are not converted, and are left out: {some(names, 10)}"]
+
+
+def _files(folder: Path) -> list[Path]:
+    """Relative paths of all files below ``folder``, hidden folders and what is ours in ``hf_assets`` left out.
+
+    Raises CheckpointError for a link to a folder that it stands in.
+    """
     found: list[Path] = []
+    ours = (folder / HEADERS).is_dir()
     for root, folders, files in os.walk(folder, followlinks=True):
         relative = Path(root).relative_to(folder)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if relative == Path():
-            folders[:] = [name for name in folders if name not in (OWN, ASSETS)]
+        if ours and relative == Path():
+            folders[:] = [name for name in folders if name != OWN]
+        above = [(folder / parent).resolve() for parent in (relative, *relative.parents)]
         for name in folders:
-            if Path(root).resolve().is_relative_to((Path(root) / name).resolve()):
+            inner = (Path(root) / name).resolve()
+            if any(one.is_relative_to(inner) for one in above):
                 raise CheckpointError("this link leads back into its own folder", where=str(Path(root) / name))
-        for name in sorted(files):
-            if not name.endswith((*_WEIGHTS, _INDEX)):
-                found.append(relative / name)
+        found += [relative / name for name in sorted(files)]
     return found
 
 
 def copy_side_files(source: Path, target: Path) -> list[Path]:
     """Copy the side files of ``source`` into ``target``; links become files. Returns their relative paths.
 
-    Raises CheckpointError where config.json's ``auto_map`` names a module that is not there.
+    Raises CheckpointError where an ``auto_map`` names a module that is not there.
     """
     files = side_files(source)
     check_remote_code(source, files)
@@ -56,22 +77,34 @@ def copy_side_files(source: Path, target: Path) -> list[Path]:
 
 
 def check_remote_code(source: Path, files: list[Path]) -> None:
-    """Every module that ``auto_map`` of a config names is among ``files``; nothing of it is ever imported."""
-    config = source / "config.json"
-    if Path("config.json") not in files:
-        return
-    auto_map = json.loads(config.read_text(encoding="utf-8")).get("auto_map") or {}
-    for entry in auto_map.values():
-        for reference in entry if isinstance(entry, list) else [entry]:
-            if not isinstance(reference, str) or "--" in reference:
-                continue  # null, or code of another repository
+    """Every module that the ``auto_map`` of config.json, tokenizer_config.json and the like names is among ``files``.
+
+    Nothing of it is ever imported.
+    """
+    for file in files:
+        if len(file.parts) > 1 or not file.name.endswith("config.json"):
+            continue
+        for reference in _remote_code(source / file):
             module = Path(f"{reference.split('.')[0]}.py")
             if module not in files:
                 raise CheckpointError(
-                    f"config.json names the remote code {reference}, and {module} is not there",
-                    where=str(config),
+                    f"{file} names the remote code {reference}, and {module} is not there",
+                    where=str(source / file),
                     next_step="fetch the file, or remove the entry from auto_map",
                 )
+
+
+def _remote_code(config: Path) -> list[str]:
+    """``module.Class`` of every entry of a config's auto_map that is code of its own repository."""
+    try:
+        table = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError:
+        return []  # carried byte for byte like any other file; whether it is JSON is its reader's business
+    auto_map = table.get("auto_map") if isinstance(table, dict) else None
+    if not isinstance(auto_map, dict):
+        return []
+    references = [one for entry in auto_map.values() for one in (entry if isinstance(entry, list) else [entry])]
+    return [one for one in references if isinstance(one, str) and "--" not in one]
 
 
 def write_manifest(assets: Path, manifest: dict[str, Any]) -> None:

@@ -11,23 +11,34 @@ from typing import Any
 from mtpconvert.errors import ConfigError
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_SPACE = re.compile(r"[\s,:]*")
+_SPACE = re.compile(r"[ \t\r\n]*")
+_BETWEEN = re.compile(r"[ \t\r\n,:]*")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The parsed config.json of a folder. Raises ConfigError naming the file."""
-    file = folder / "config.json"
+    return read_json(folder / "config.json")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in ``file``. Raises ConfigError naming the file."""
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_bytes().decode("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
-            "there is no config.json", where=str(folder), next_step="every model needs one beside its weights"
+            f"there is no {file.name}", where=str(file.parent), next_step="every model needs one beside its weights"
         ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"config.json cannot be read: {error}", where=str(file)) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file.name} cannot be read: {error}", where=str(file)) from error
     if not isinstance(config, dict):
-        raise ConfigError("config.json holds no JSON object", where=str(file))
+        raise ConfigError(f"{file.name} holds no JSON object", where=str(file))
     return config
+
+
+def change_config(folder: Path, changes: Mapping[str, Any]) -> None:
+    """Change fields of the config.json of ``folder`` in place; line ends and every other byte stay."""
+    file = folder / "config.json"
+    file.write_bytes(with_values(file.read_bytes().decode("utf-8"), changes).encode("utf-8"))
 
 
 def with_values(text: str, changes: Mapping[str, Any]) -> str:
@@ -41,42 +52,38 @@ def with_values(text: str, changes: Mapping[str, Any]) -> str:
 
 
 def _with_value(text: str, path: list[str], value: str) -> str:
-    start = _open(text, 0)
-    for depth, part in enumerate(path):
-        last = depth + 1 == len(path)
-        found = _find(text, start, part)
-        if found is None:
-            if not last:
-                raise ConfigError(f"config.json has no object '{'.'.join(path[: depth + 1])}'", where=".".join(path))
-            indent = _SPACE.match(text, start)
-            assert indent is not None  # the pattern matches the empty string
-            comma = "" if text[indent.end()] == "}" else ","
-            return f"{text[:start]}{indent[0]}{json.dumps(part)}: {value}{comma}{text[start:]}"
-        begin, end = found
-        if last:
-            return text[:begin] + value + text[end:]
-        start = _open(text, begin)
-    raise AssertionError("a dotted key has at least one part")
-
-
-def _open(text: str, position: int) -> int:
-    """The position behind the next ``{``."""
-    return text.index("{", position) + 1
+    begin = text.index("{")
+    for depth, part in enumerate(path[:-1]):
+        found = _find(text, begin + 1, part)
+        if found is None or text[found[0]] != "{":
+            raise ConfigError(f"config.json has no object '{'.'.join(path[: depth + 1])}'", where=".".join(path))
+        begin = found[0]
+    found = _find(text, begin + 1, path[-1])
+    if found is not None:
+        return text[: found[0]] + value + text[found[1] :]
+    space = _SPACE.match(text, begin + 1)
+    assert space is not None  # the pattern matches the empty string
+    comma = "" if text[space.end()] == "}" else ","
+    return f"{text[: begin + 1]}{space[0]}{json.dumps(path[-1])}: {value}{comma}{text[begin + 1 :]}"
 
 
 def _find(text: str, position: int, key: str) -> tuple[int, int] | None:
-    """Start and end of the value of ``key`` in the object that begins at ``position``."""
+    """Start and end of the value of ``key`` in the object that begins at ``position``; of the last one, as json reads
+    an object that has the key twice."""
     decoder = json.JSONDecoder()
+    found = None
     while True:
-        space = _SPACE.match(text, position)
-        assert space is not None
-        position = space.end()
+        position = _skip(text, position)
         name = _STRING.match(text, position)
         if name is None:
-            return None
-        space = _SPACE.match(text, name.end())
-        assert space is not None
-        _, end = decoder.raw_decode(text, space.end())
+            return found
+        begin = _skip(text, name.end())
+        _, position = decoder.raw_decode(text, begin)
         if json.loads(name[0]) == key:
-            return space.end(), end
-        position = end
+            found = begin, position
+
+
+def _skip(text: str, position: int) -> int:
+    match = _BETWEEN.match(text, position)
+    assert match is not None  # the pattern matches the empty string
+    return match.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mtpconvert.convert.execute import target_error
-from mtpconvert.errors import AuditFailedError, TargetError, UsageError
+from mtpconvert.errors import AuditFailedError, CheckpointError, MtpConvertError, TargetError, UsageError
 
 
 class Staging:
@@ -20,33 +21,74 @@ class Staging:
         self.target = target
         self.path = target.with_name(f".{target.name}.partial")
         self.failed_path = target.with_name(f"{target.name}.failed")
+        self.replaced_path = target.with_name(f".{target.name}.replaced")
         self.published = False
         self._overwrite = overwrite
 
     def publish(self) -> None:
         """Give the finished directory its final name, replacing what stood there if that was asked for."""
-        old = self.target.with_name(f".{self.target.name}.replaced")
-        if self.target.exists() or self.target.is_symlink():
+        old = self.replaced_path
+        if exists(self.target):
             _refuse_existing(self.target, self._overwrite)
             self.target.rename(old)
             try:
                 self.path.rename(self.target)
-            except OSError:
+            except BaseException:
                 old.rename(self.target)
                 raise
         else:
             self.path.rename(self.target)
         self.published = True
         sync_directory(self.target.parent)
-        if old.exists():
-            shutil.rmtree(old)
+        if exists(old):
+            remove(old)
+
+    def clean(self) -> None:
+        """Undo what a run that was killed left beside the target; only for the holder of the lock.
+
+        The target that it was about to replace gets its name back, unless the new one already has it.
+        """
+        if exists(self.replaced_path):
+            if exists(self.target):
+                remove(self.replaced_path)
+            else:
+                self.replaced_path.rename(self.target)
+        if exists(self.path):
+            remove(self.path)
 
     def set_failed(self) -> Path:
         """Keep the directory as ``<target>.failed`` for a person to look at; the final name stays as it was."""
-        if self.failed_path.exists():
-            shutil.rmtree(self.failed_path)
+        if exists(self.failed_path):
+            remove(self.failed_path)
         self.path.rename(self.failed_path)
         return self.failed_path
+
+
+def exists(path: Path) -> bool:
+    """Whether anything has this name, a broken link included."""
+    return path.exists() or path.is_symlink()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link (not what it points to) or a folder with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def refuse_overlap(target: Path, source: Path, *, inside: bool) -> None:
+    """Raise UsageError where writing ``target`` would remove ``source``, or, unless ``inside``, change a folder in it.
+
+    A Hugging Face directory may not hold the target: what lies in it is carried as side files.
+    """
+    one, other = target.resolve(), source.resolve()
+    if other.is_relative_to(one) or (not inside and one.is_relative_to(other)):
+        raise UsageError(
+            "the target would replace what is read" if other.is_relative_to(one) else "the target is inside the source",
+            where=f"{target} and {source}",
+            next_step="choose a target beside it",
+        )
 
 
 @contextmanager
@@ -58,42 +100,61 @@ def staged(target: Path, *, overwrite: bool, needed: int) -> Iterator[Staging]:
     Raises UsageError where the target exists or another run is building it, TargetError where there is no room.
     """
     target = target.absolute()
+    if not target.name or target.name == "..":
+        raise UsageError("the target needs a name of its own", where=str(target))
     _refuse_existing(target, overwrite)
     staging = Staging(target, overwrite)
     if not target.parent.is_dir():
         raise TargetError("the folder for the target does not exist", where=str(target.parent), next_step="create it")
     with _lock(staging):
-        if staging.path.exists():
-            shutil.rmtree(staging.path)  # left by a run that was killed: the lock says that nobody builds it now
-        _check_room(target.parent, needed)
         try:
+            staging.clean()
+            _refuse_existing(target, overwrite)
+            _check_room(target.parent, needed)
             staging.path.mkdir()
             yield staging
         except AuditFailedError as error:
             error.where = str(staging.set_failed())
             raise
         except OSError as error:
-            raise target_error(error, Path(error.filename or staging.path)) from error
+            raise io_error(error, staging.path) from error
         finally:
             if not staging.published and staging.path.exists():
                 shutil.rmtree(staging.path, ignore_errors=True)
+
+
+def io_error(error: OSError, staging: Path) -> MtpConvertError:
+    """The refusal for an OSError while ``staging`` is built: of the source, if the error names a file elsewhere."""
+    named = error.filename2 or error.filename  # copyfile: from filename to filename2
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    if full or not isinstance(named, str) or Path(named).is_relative_to(staging.parent):
+        return target_error(error, Path(named) if isinstance(named, str) and not full else staging)
+    return CheckpointError(
+        f"{Path(named).name} cannot be read: {error.strerror}", where=named, next_step="check the file and its rights"
+    )
 
 
 @contextmanager
 def _lock(staging: Staging) -> Iterator[None]:
     """Hold a lock that the kernel drops when the process dies, so that a killed run leaves nothing locked."""
     path = staging.target.with_name(f".{staging.target.name}.lock")
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise target_error(error, path) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise UsageError(
-            "another mtpconvert is building this target", where=str(staging.path), next_step="wait for it, or stop it"
-        ) from error
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise target_error(error, path) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise UsageError(
+                "another mtpconvert is building this target",
+                where=str(staging.path),
+                next_step="wait for it, or stop it",
+            ) from error
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            break
+        os.close(descriptor)  # the run before removed the file between our two calls
     try:
         yield
     finally:
@@ -102,7 +163,7 @@ def _lock(staging: Staging) -> Iterator[None]:
 
 
 def _refuse_existing(target: Path, overwrite: bool) -> None:
-    if (target.exists() or target.is_symlink()) and not overwrite:
+    if exists(target) and not overwrite:
         empty = target.is_dir() and not any(target.iterdir())
         raise UsageError(
             f"the target exists{' (an empty folder)' if empty else ''}",

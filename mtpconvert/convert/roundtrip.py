@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtpconvert.convert.chunking import chunk_boxes
+from mtpconvert.convert.copies import compare_copies
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import windows
 from mtpconvert.convert.to_mcore import ToMcore, is_stacked, open_source
@@ -42,8 +43,12 @@ class RoundTrip:
 
 
 def roundtrip(source: Path, mapping: Path | None, start: Callable[[int], Advance]) -> RoundTrip:
-    """Carry every tensor of ``source`` there and back. Raises CheckpointError at the first tensor that differs."""
+    """Carry every tensor of ``source`` there and back.
+
+    Raises CheckpointError at the first tensor that differs, NotRepresentableError for a copy unlike its source.
+    """
     opened = open_source(source, ToMcore(mapping=mapping))
+    opened.plan.notes += compare_copies(opened.plan, opened.reader)
     groups = _groups(opened.plan)
     advance = start(opened.plan.nbytes)
     tensors = nbytes = 0

@@ -8,10 +8,11 @@ from typing import Any
 
 from mtpconvert.convert.arguments import check_arguments
 from mtpconvert.convert.assets import ASIDE, HEADERS, copy_side_files
-from mtpconvert.convert.configs import read_config, with_values
+from mtpconvert.convert.configs import change_config, read_config
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import nonzero_rows
-from mtpconvert.convert.publish import staged, sync_tree
+from mtpconvert.convert.notes import drop_notes
+from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, ConfigError, UsageError
@@ -97,11 +98,19 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
 
 def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) -> Conversion:
     """Convert ``source`` into the Hugging Face directory ``target``. Raises MtpConvertError."""
+    refuse_overlap(target, source, inside=True)
+    if options.reference is not None:
+        refuse_overlap(target, options.reference, inside=False)
     opened = open_source(source, options)
     plan, reader = opened.plan, opened.reader
     wanted = {**plan.hf, **_aside_specs(opened)}
     layout = _layout(opened, wanted, options)
-    notes = [*plan.notes, *_padding_notes(plan, reader), *_dtype_notes(plan, opened.reference.layout)]
+    notes = [
+        *plan.notes,
+        *drop_notes(plan),
+        *_padding_notes(plan, reader),
+        *_dtype_notes(plan, opened.reference.layout),
+    ]
     needed = layout.total_size + sum(len(shard.header.raw) for shard in layout.shards)
     with staged(target, overwrite=options.overwrite, needed=needed) as staging:
         writer = SafetensorsWriter(staging.path, layout)
@@ -112,8 +121,7 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
         writer.commit()
         copy_side_files(opened.reference.folder, staging.path)
         if opened.config_changes:
-            config = staging.path / "config.json"
-            config.write_text(with_values(config.read_text(encoding="utf-8"), opened.config_changes), encoding="utf-8")
+            change_config(staging.path, opened.config_changes)
         sync_tree(staging.path)
         audit = callbacks.gate(source, staging.path) if callbacks.gate else None
         staging.publish()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mtpconvert import __version__
 from mtpconvert.convert.arguments import Facts, Plain, launch_flags, megatron_arguments, moe_layers, without_flag
-from mtpconvert.convert.assets import ASIDE, ASSETS, HEADERS, copy_side_files, write_manifest
+from mtpconvert.convert.assets import ASIDE, ASSETS, HEADERS, OWN, copy_side_files, left_out_notes, write_manifest
 from mtpconvert.convert.chunking import chunk_boxes, file_count
-from mtpconvert.convert.configs import read_config, with_values
+from mtpconvert.convert.configs import change_config, read_config
+from mtpconvert.convert.copies import compare_copies
 from mtpconvert.convert.execute import execute
-from mtpconvert.convert.inspect_bytes import differing_elements
-from mtpconvert.convert.publish import staged, sync_tree
+from mtpconvert.convert.notes import drop_notes
+from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.whole_tensors import copy_tensors
-from mtpconvert.errors import NotRepresentableError, UsageError
+from mtpconvert.errors import CheckpointError, UsageError
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
@@ -54,7 +56,7 @@ class ToMcore:
         """0 for a release. Raises UsageError for what is neither a number nor "release"."""
         if self.iteration == "release":
             return 0
-        if not self.iteration.isdigit():
+        if re.fullmatch("[0-9]+", self.iteration) is None:
             raise UsageError(f"--iteration is '{self.iteration}', neither a number nor 'release'")
         return int(self.iteration)
 
@@ -81,6 +83,12 @@ def open_source(source: Path, options: ToMcore) -> HfSource:
         raise UsageError(
             f"{source} is no Hugging Face directory but {found.kind}", next_step="mcore2hf goes the other way"
         )
+    if (source / OWN).exists():
+        raise CheckpointError(
+            f"the source has something called '{OWN}', the name of what {ASSETS} keeps beside side files",
+            where=str(source / OWN),
+            next_step="move it away",
+        )
     reader, config = SafetensorsReader(source), read_config(source)
     mapping = mapping_for(config, options.mapping)
     multiple = vocab_multiple(options.make_vocab_size_divisible_by, options.tp)
@@ -98,11 +106,18 @@ def open_source(source: Path, options: ToMcore) -> HfSource:
 
 def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks) -> Conversion:
     """Convert ``source`` into ``target``, which Megatron-LM's ``--load`` reads. Raises MtpConvertError."""
+    refuse_overlap(target, source, inside=False)
     opened = open_source(source, options)
     plan, reader = opened.plan, opened.reader
     arguments = _arguments(opened, options)
     changes = _config_changes(plan, options)
-    notes = [*plan.notes, *_compare_copies(plan, reader, options), *_drop_notes(plan), *without_flag(arguments)]
+    notes = [
+        *plan.notes,
+        *compare_copies(plan, reader, use_trunk=options.mtp_copies == "use-trunk"),
+        *drop_notes(plan),
+        *left_out_notes(source),
+        *without_flag(arguments),
+    ]
     boxes = chunk_boxes(plan)
     needed = plan.nbytes + _RECORD_OVERHEAD * sum(map(len, boxes.values())) + _aside_bytes(plan)
     with staged(target, overwrite=options.overwrite, needed=needed) as staging:
@@ -141,8 +156,7 @@ def is_stacked(plan: Plan) -> bool:
         if name.startswith("decoder.layers."):
             number, _, parameter = name.removeprefix("decoder.layers.").partition(".")
             layers.setdefault(number, set()).add((parameter, spec.shape))
-    first, *others = layers.values()
-    return all(layer == first for layer in others)
+    return len(set(map(frozenset, layers.values()))) <= 1
 
 
 def _config_changes(plan: Plan, options: ToMcore) -> dict[str, Any]:
@@ -150,36 +164,6 @@ def _config_changes(plan: Plan, options: ToMcore) -> dict[str, Any]:
     if options.mtp != "drop" or plan.mtp.key is None:
         return {}
     return {plan.mtp.key: 0}
-
-
-def _drop_notes(plan: Plan) -> list[str]:
-    if not plan.dropped:
-        return []
-    total = sum(spec.nbytes for spec in plan.dropped)
-    return [
-        f"MTP DROPPED BY REQUEST: {len(plan.dropped)} tensors, {total:,} bytes; config.json now says {plan.mtp.key} = 0"
-    ]
-
-
-def _compare_copies(plan: Plan, reader: SafetensorsReader, options: ToMcore) -> list[str]:
-    """Every copy bit-equal to its source, or refused: Megatron has nowhere to keep a second one."""
-    notes = []
-    for copy in plan.copies:
-        different = differing_elements(reader, copy.tensor, copy.source)
-        if different == 0:
-            notes.append(f"{copy.tensor} is a bit-equal copy of {copy.source}: left out, restored on the way back")
-        elif options.mtp_copies == "use-trunk" and not copy.tie:
-            notes.append(f"{copy.tensor} differs from {copy.source} in {different:,} elements: the trunk's is used")
-        else:
-            raise NotRepresentableError(
-                f"{copy.tensor} should be a copy of {copy.source} and differs in {different:,} of"
-                f" {plan.hf[copy.tensor].numel:,} elements; Megatron has nowhere to keep a second one",
-                where=str(reader.root),
-                next_step="if the trunk's values are wanted there: --mtp-copies use-trunk"
-                if not copy.tie
-                else "set tie_word_embeddings to false in config.json if the two are meant to differ",
-            )
-    return notes
 
 
 def _arguments(opened: HfSource, options: ToMcore) -> dict[str, Plain]:
@@ -214,8 +198,7 @@ def _write_assets(opened: HfSource, assets: Path, changes: dict[str, Any]) -> No
     assets.mkdir()
     copy_side_files(reader.root, assets)
     if changes:
-        config = assets / "config.json"
-        config.write_text(with_values(config.read_text(encoding="utf-8"), changes), encoding="utf-8")
+        change_config(assets, changes)
     layout = subset_layout(reader.layout, set(plan.hf)) if plan.dropped else reader.layout
     save_headers(layout, assets / HEADERS)
     if layout.index is not None:

@@ -6,9 +6,10 @@ import mmap
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from mtpconvert.convert.pieces import Piece
-from mtpconvert.errors import IncompleteError
+from mtpconvert.errors import CheckpointError, IncompleteError
 
 WINDOW = 1 << 20  # bytes; 256 KiB to 1 MiB a thread measured alike (docs/performance.md)
 LONG_RUN = 1 << 14  # from here on one system call a run costs less than it moves
@@ -23,17 +24,31 @@ def aligned_buffer(size: int) -> memoryview:
 
 
 def read_exactly(descriptor: int, buffer: memoryview, offset: int) -> None:
-    """Fill ``buffer`` from ``offset``. Raises IncompleteError where the file ends before."""
+    """Fill ``buffer`` from ``offset``. Raises IncompleteError where the file ends before, CheckpointError where the
+    disk fails."""
     done = 0
     while done < len(buffer):
-        count = os.preadv(descriptor, [buffer[done:]], offset + done)
+        try:
+            count = os.preadv(descriptor, [buffer[done:]], offset + done)
+        except OSError as error:
+            raise CheckpointError(
+                f"byte {offset + done} cannot be read: {error.strerror}",
+                where=_name(descriptor),
+                next_step="check the disk that the source is on",
+            ) from error
         if count == 0:
             raise IncompleteError(
                 f"the file ends at byte {offset + done}, {len(buffer) - done} bytes before the end of a tensor's data",
-                where=os.readlink(f"/proc/self/fd/{descriptor}") if os.path.isdir("/proc/self/fd") else None,  # noqa: PTH112, PTH115
+                where=_name(descriptor),
                 next_step="the file was truncated after it was opened, or another process is writing it",
             )
         done += count
+
+
+def _name(descriptor: int) -> str | None:
+    """The path of an open file, where the system tells."""
+    link = Path(f"/proc/self/fd/{descriptor}")
+    return str(link.readlink()) if link.is_symlink() else None
 
 
 class Gatherer:

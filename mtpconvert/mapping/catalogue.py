@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mtpconvert.errors import ConfigError, NotRepresentableError
+from mtpconvert.errors import ConfigError, NotRepresentableError, UsageError
 from mtpconvert.mapping.load import load_mapping
 from mtpconvert.mapping.model import Mapping
 
@@ -58,9 +58,14 @@ def load(file: Path) -> Mapping:
 
 
 def sample_configs(architecture: str) -> dict[str, dict[str, Any]]:
-    """Config.json of the tiny and of the published full-size model that ``mappings check`` expands."""
-    configs = {}
-    for size in ("tiny", "full"):
-        file = folder() / "configs" / f"{architecture}.{size}.json"
-        configs[size] = json.loads(file.read_text(encoding="utf-8"))
-    return configs
+    """Config.json of the tiny and of the published full-size model that ``mappings check`` expands.
+
+    Raises UsageError for an architecture that is none of ``architectures``.
+    """
+    files = {size: folder() / "configs" / f"{architecture}.{size}.json" for size in ("tiny", "full")}
+    if architecture not in architectures():
+        raise UsageError(
+            f"no sample config of {architecture} comes with this tool",
+            next_step="pass the config.json of a model with --config, and of several by repeating it",
+        )
+    return {size: json.loads(file.read_text(encoding="utf-8")) for size, file in files.items()}
