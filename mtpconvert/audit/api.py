@@ -1,4 +1,4 @@
-"""``audit(left, right) -> Report``: the order of the checks. Pure: reads the two sides, prints nothing, changes nothing."""
+"""``audit(left, right) -> Report``: the order of the checks. Pure: reads both sides, prints and changes nothing."""
 
 from __future__ import annotations
 
@@ -98,10 +98,16 @@ def _states(
 ) -> list[TensorState]:  # fmt: skip
     """The state of every tensor of the right, and of those of the left that are missing there."""
     extra, mtp = set(plan.unexpected), there.all_names() | here.all_names()
+
+    def state(name: str) -> str:
+        if name in extra:
+            return "unexpected"
+        return "equal" if name in bits.equal else "differs" if name in bits.unequal else "unread"
+
     states = [
         TensorState(
             name,
-            "unexpected" if name in extra else "equal" if name in bits.equal else "differs" if name in bits.unequal else "unread",
+            state(name),
             name in mtp, spec.shape, spec.dtype,
         )
         for name, spec in two.inventory.items()

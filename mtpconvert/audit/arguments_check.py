@@ -1,4 +1,4 @@
-"""Megatron arguments against the other side's: those that change what stored numbers mean, and those that must agree."""
+"""Megatron arguments against the other side's: what changes the meaning of stored numbers, and what must agree."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ def check_arguments(left: Side, right: Side) -> list[Finding]:
                 if not _meant(name, value, other.config or {})
             ]
     if not left.is_huggingface and not right.is_huggingface and left.arguments and right.arguments:
-        before = dict((name, value) for name, value, _ in meaning_arguments(left.arguments))
-        after = dict((name, value) for name, value, _ in meaning_arguments(right.arguments))
+        before = {name: value for name, value, _ in meaning_arguments(left.arguments)}
+        after = {name: value for name, value, _ in meaning_arguments(right.arguments)}
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
-                text = f"{name} was {before.get(name)!r} and is {after.get(name)!r}: the same numbers now mean something else"
+                text = (
+                    f"{name} was {before.get(name)!r} and is {after.get(name)!r}: the same numbers mean something else"
+                )
                 found.append(finding("argument-mismatch", text))
         found += _disagreements(right, {key: left.arguments[key] for key in COMPARED if key in left.arguments})
     return found

@@ -51,7 +51,7 @@ def audit_bits(left: Side, right: Side, one: Description, two: Description, plan
     bench = Bench(left, right)
     try:
         if not trained:
-            words = _Words(left, right, one, two, Explainer(bench, left, right, one, two, plan, bits.outcomes))
+            words = _Words(left, right, one, two, Explainer(bench, left, right, one, two, plan))
             for name, outcomes in by_tensor.items():
                 bad = [outcome for outcome in outcomes if not outcome.equal]
                 bits.findings += words.about(name, bad, outcomes) if bad else []
@@ -79,7 +79,7 @@ def _check_crcs(side: Side) -> list[Finding]:
             found.append(finding("chunk-unreadable", text, side=side.label, tensor=name))
             continue
         if fault is not None:
-            text = f"{name}: {fault[0]} of its records have bytes that do not match the CRC-32 stored with them; {fault[1]}"
+            text = f"{name}: {fault[0]} of its records do not match the CRC-32 stored with them; {fault[1]}"
             found.append(finding("crc-mismatch", text, side=side.label, tensor=name))
     reader.close()
     return found
@@ -195,7 +195,8 @@ def _copies(bits: Bits, left: Side, right: Side, trained: bool) -> list[Finding]
         if pair.copy == "right":
             bits.equal.discard(pair.right.tensor)
             bits.unequal.add(pair.right.tensor)
-        text = f"{pair.right.tensor} repeats {pair.left.tensor}, and {outcome.differing} of {outcome.total} elements differ"
+        name = pair.right.tensor
+        text = f"{name} repeats {pair.left.tensor}, and {outcome.differing} of {outcome.total} elements differ"
         found.append(finding("copy-differs", text, side=pair.copy, tensor=pair.right.tensor, other=pair.left.tensor))
     return found
 
@@ -213,7 +214,8 @@ def _padding(plan: Plan, left: Side, right: Side, bench: Bench) -> list[Finding]
             length = bench.read(operand, window, bench.one)
             filled += int((bench.one.array[:length] != 0).any())
         if filled:
-            text = f"{placement.block.tensor}: padding rows from {placement.block.box[0][0]} on hold numbers that no token reads"
+            name, start = placement.block.tensor, placement.block.box[0][0]
+            text = f"{name}: padding rows from {start} on hold numbers that no token reads"
             found.append(finding("padding-nonzero", text, side=side.label, tensor=placement.block.tensor))
     return found
 
@@ -232,13 +234,13 @@ def _renames(bench: Bench, plan: Plan, left: Side, right: Side, bits: Bits) -> N
         if name not in right.broken:
             by_shape[spec.shape, spec.dtype].append(name)
     for name in list(plan.missing):
-        spec = left.inventory.get(name)
-        if spec is None or name in left.broken or spec.numel == 0:
+        lost = left.inventory.get(name)
+        if lost is None or name in left.broken or lost.numel == 0:
             continue
-        for other in by_shape[spec.shape, spec.dtype]:
-            one, two = Operand(left, whole(name, spec.shape)), Operand(right, whole(other, spec.shape))
+        for other in by_shape[lost.shape, lost.dtype]:
+            one, two = Operand(left, whole(name, lost.shape)), Operand(right, whole(other, lost.shape))
             if is_equal(bench, one, two):
-                by_shape[spec.shape, spec.dtype].remove(other)
+                by_shape[lost.shape, lost.dtype].remove(other)
                 plan.missing.remove(name)
                 plan.unexpected.remove(other)
                 plan.matched.add(name)

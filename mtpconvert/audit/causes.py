@@ -28,7 +28,7 @@ class Explainer:
     """Looks for causes; shares one Bench, so not to be used from several threads."""
 
     def __init__(
-        self, bench: Bench, left: Side, right: Side, one: Description, two: Description, plan: Plan, outcomes: list[Outcome]
+        self, bench: Bench, left: Side, right: Side, one: Description, two: Description, plan: Plan
     ) -> None:  # fmt: skip
         self.bench, self.left, self.right = bench, left, right
         self.left_meanings, self.right_meanings = _table(one.usable), _table(two.usable)
@@ -36,7 +36,7 @@ class Explainer:
         self._looked = 0
 
     def explain(self, bad: list[Outcome]) -> str | None:
-        """The cause for all of ``bad``, outcomes of one tensor of the right; None if none fits or too much was asked."""
+        """The cause for all of ``bad`` (one tensor of the right); None if none fits, or too many were asked."""
         self._looked += 1
         if self._looked > _MOST:
             return None

@@ -1,4 +1,4 @@
-"""Every byte of every pair, in bounded memory: two threads, windows of 1 MiB, ``memcmp``; NaN, -0.0 and infinities are bits."""
+"""Every byte of every pair, in bounded memory: two threads, windows of 1 MiB, ``memcmp``; NaN and -0.0 are bits."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 from mtpconvert.audit.findings import Finding, finding
@@ -41,15 +42,24 @@ def _mtp_counts(side: Side, mtp: MtpLayers) -> list[Finding]:
         if count.value is None:
             if side.is_huggingface:
                 fault("mtp-count-null", f"{count.path} is null; the names say {stored}")
-        elif stored and count.value != stored and not (_repeated(source) and stored == 1 and count.value):
-            if not (model_type.startswith("hy_v4") and stored == max(count.value - 1, 1)):
-                fault("mtp-count-mismatch", f"{count.path} says {count.value}, {stored} MTP layers are stored")
+        elif stored and stored not in _meant(count.value, source):
+            fault("mtp-count-mismatch", f"{count.path} says {count.value}, {stored} MTP layers are stored")
     numbers = {count.value for count in counts if count.value is not None}
     if len(numbers) > 1:
         fault("mtp-count-contradiction", ", ".join(f"{count.path} = {count.value}" for count in counts))
     if stored and source and not numbers and model_type not in UNDECLARED_IS_USUAL:
         fault("mtp-undeclared", f"{stored} MTP layers are stored and no count key says so")
     return found
+
+
+def _meant(count: int, source: dict[str, Any] | None) -> set[int]:
+    """Stored layers that a count can mean: itself; one, where one layer is repeated; HY-V4 counts n or n-1."""
+    meant = {count}
+    if count and _repeated(source):
+        meant.add(1)
+    if str((source or {}).get("model_type", "")).startswith("hy_v4"):
+        meant.add(max(count - 1, 1))
+    return meant
 
 
 def _repeated(source: dict[str, Any] | None) -> bool:
@@ -94,7 +104,12 @@ def _expert_sets(side: Side) -> list[Finding]:
             sets[match["stem"]].add(int(match["e"]))
     wanted = max((len(numbers) for numbers in sets.values()), default=0)
     return [
-        finding("expert-set", f"{stem} holds experts {sorted(numbers)[:8]}, expected 0 to {wanted - 1}", side=side.label, tensor=f"{stem}.*")
+        finding(
+            "expert-set",
+            f"{stem} holds experts {sorted(numbers)[:8]}, expected 0 to {wanted - 1}",
+            side=side.label,
+            tensor=f"{stem}.*",
+        )
         for stem, numbers in sets.items()
         if numbers != set(range(max(wanted, max(numbers) + 1)))
     ]  # fmt: skip
@@ -108,12 +123,17 @@ def _names(side: Side) -> list[Finding]:
         found.append(
             finding("spelling-mixed", "mtp.layers.* is spelt transformer_layer and mtp_model_layer", side=side.label)
         )
-    repeated = [name for name in side.inventory if any(
-        a == b and not a.isdigit() and a != "experts" for a, b in zip(name.split("."), name.split(".")[1:], strict=False))]  # fmt: skip
+    repeated = [name for name in side.inventory if _repeats_segment(name)]
     if repeated:
         text = f"{len(repeated)} names repeat a path segment, the first is {repeated[0]}"
         found.append(finding("segment-repeated", text, side=side.label, tensor=repeated[0], count=len(repeated)))
     return found
+
+
+def _repeats_segment(name: str) -> bool:
+    """``model.model.x``; not ``experts.experts`` (Megatron's own) nor numbers."""
+    parts = name.split(".")
+    return any(a == b and not a.isdigit() and a != "experts" for a, b in pairwise(parts))
 
 
 def _layer_lists(side: Side, mtp: MtpLayers) -> list[Finding]:
@@ -127,7 +147,8 @@ def _layer_lists(side: Side, mtp: MtpLayers) -> list[Finding]:
         for key in ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types"):
             value = level.get(key)
             if isinstance(value, list) and len(value) not in allowed:
-                text = f"config.json: {path}{key} has {len(value)} entries, the model {count} trunk and {mtp.layers} MTP layers"
+                layers = f"{count} trunk and {mtp.layers} MTP layers"
+                text = f"config.json: {path}{key} has {len(value)} entries, the model {layers}"
                 found.append(finding("layer-list-length", text, side=side.label))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
+from typing import Any
 
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.pairs import fits
@@ -51,7 +52,8 @@ def cover_fault(blocks: Iterable[Block], shape: tuple[int, ...]) -> str | None:
     import numpy as np
 
     total = prod(shape)
-    starts, lengths = [], []
+    starts: list[Any] = []
+    lengths: list[Any] = []
     for block in blocks:
         try:
             grid_groups(block.shape, block.grid)
@@ -75,7 +77,7 @@ def cover_fault(blocks: Iterable[Block], shape: tuple[int, ...]) -> str | None:
     return None
 
 
-def _runs(block: Block) -> tuple[object, int]:
+def _runs(block: Block) -> tuple[Any, int]:
     """Row-major positions where contiguous runs of the block begin, and the length of each."""
     import numpy as np
 

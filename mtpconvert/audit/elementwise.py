@@ -15,7 +15,7 @@ def elementwise_cause(windows: Iterator[tuple[Any, Any, Any]], dtype: str) -> st
     """What turns every left element into its right one, if one of the known changes does for all of them."""
     import numpy as np
 
-    alive = {name for name in TESTS}
+    alive = set(TESTS)
     constant: Any = None
     flips: list[tuple[int, int]] = []
     differing, bits = 0, 0

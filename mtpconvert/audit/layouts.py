@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -45,30 +46,18 @@ def _row_shifts(expected: Any, found: Any, row: int) -> list[int]:
 def _hypotheses(shape: tuple[int, ...], roles: dict[str, Placement]) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     for names in (("attn.q", "attn.k", "attn.v"), ("attn.q.bias", "attn.k.bias", "attn.v.bias")):
         if all(name in roles for name in names):
-            heads, groups = roles[names[0]].role.shape[0], roles[names[1]].role.shape[0]
-            dim, per = roles[names[0]].role.shape[1], heads // groups
-            yield (
-                "query groups concatenated instead of interleaved",
-                lambda e, g=groups, p=per, d=dim: _concatenated(e, g, p, d),
-            )
-            yield (
-                "query groups interleaved instead of concatenated",
-                lambda e, g=groups, p=per, d=dim: _interleaved(e, g, p, d),
-            )
-            yield (
-                "query groups strided (heads h, h + groups, ...)",
-                lambda e, g=groups, p=per, d=dim: _strided(e, g, p, d),
-            )
-    for gate in ("mlp.gate", "shared.gate", "expert.gate"):
-        up = gate.replace("gate", "up")
-        if gate in roles and up in roles and gate != up:
+            (heads, dim), groups = roles[names[0]].role.shape[:2], roles[names[1]].role.shape[0]
+            sizes = {"groups": groups, "per": heads // groups, "dim": dim}
+            yield "query groups concatenated instead of interleaved", partial(_concatenated, **sizes)
+            yield "query groups interleaved instead of concatenated", partial(_interleaved, **sizes)
+            yield "query groups strided (heads h, h + groups, ...)", partial(_strided, **sizes)
+    for gate, up in (("mlp.gate", "mlp.up"), ("shared.gate", "shared.up"), ("expert.gate", "expert.up")):
+        if gate in roles and up in roles:
+            lead = len(shape) - 2
             for ranks in _RANKS:
-                text = f"gate and up interleaved by {ranks} tensor-parallel ranks"
-                yield text, lambda e, r=ranks, lead=len(shape) - 2: _per_rank(e, r, lead)
-            yield (
-                "gate and up alternate row by row",
-                lambda e, lead=len(shape) - 2: _per_rank(e, e.shape[lead] // 2, lead),
-            )
+                words = f"gate and up interleaved by {ranks} tensor-parallel ranks"
+                yield words, partial(_per_rank, ranks=ranks, lead=lead)
+            yield "gate and up alternate row by row", partial(_per_rank, ranks=shape[lead] // 2, lead=lead)
     if len(shape) >= 2:
         yield "transposed", lambda e: e.swapaxes(-1, -2)
         yield "transposed as a whole", lambda e: e.T

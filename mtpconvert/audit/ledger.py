@@ -12,7 +12,8 @@ from mtpconvert.audit.report_model import LayerLedger, MtpLedger
 
 
 def make_ledger(
-    left: Side, right: Side, here: MtpLayers, there: MtpLayers, one: Description, two: Description, equal: set[str] | None,
+    left: Side, right: Side, here: MtpLayers, there: MtpLayers,
+    one: Description, two: Description, equal: set[str] | None,
 ) -> MtpLedger:  # fmt: skip
     """``equal``: names on the right all of whose bytes were found equal; None if no byte was read."""
     ledger = MtpLedger(declared(left), declared(right), _totals(left, here), _totals(right, there))
@@ -88,7 +89,8 @@ def _summary(side: Side, layers: MtpLayers, rows: list[LayerLedger]) -> str:
         expected = sum(row.expected for row in rows)
         prefix = rows[0].prefix if rows and side.label == "right" else expected_prefix(side)
         return f"{side.label}: {says}; 0 of {expected or '?'} tensors present (expected under {prefix})"
-    return f"{side.label}: {says}; {_layers(layers.layers)} present, {tensors} tensors, {_bytes(side, layers.all_names())} bytes"
+    nbytes = _bytes(side, layers.all_names())
+    return f"{side.label}: {says}; {_layers(layers.layers)} present, {tensors} tensors, {nbytes} bytes"
 
 
 def _layers(count: int) -> str:

@@ -1,8 +1,9 @@
 """Which tensors belong to MTP layers, by name, for every published layout; and what the config says about their number.
 
 Layouts (HF): ``model.layers.{N+i}.`` with N trunk layers (DeepSeek, GLM, Step, HY-V3, Ling), ``mtp.layers.{i}.`` beside
-``mtp.fc`` (Qwen, EXAONE, Mellum), ``mtp.{i}.`` (DeepSeek-V4), ``model.mtp_layers.{i}.`` (MiMo, HY-V4), ``model.mtp.layers.
-{i}.`` (MiMo-V2, LongCat, Inkling, MiniMax-M3), ``model.mtp_block.{i}.`` (ERNIE). Megatron: ``mtp.layers.{i}.``.
+``mtp.fc`` (Qwen, EXAONE, Mellum), ``mtp.{i}.`` (DeepSeek-V4), ``model.mtp_layers.{i}.`` (MiMo, HY-V4),
+``model.mtp.layers.{i}.`` (MiMo-V2, LongCat, Inkling, MiniMax-M3), ``model.mtp_block.{i}.``
+(ERNIE). Megatron: ``mtp.layers.{i}.``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from mtpconvert.audit.readers.side import Side
 
 COUNT_KEYS = (
-    "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers", "n_mtp_layers",
+    "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers",
+    "n_mtp_layers",
 )  # fmt: skip
 LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 # Model types that ship MTP layers without any count key (the loaders take constants).
@@ -76,7 +78,7 @@ def declared(side: Side) -> int | None:
 
 @dataclass(slots=True)
 class MtpLayers:
-    """Names of MTP tensors by layer; what is shared by all layers (``mtp.fc``) counts to layer 0. ``prefix`` per layer."""
+    """Names of MTP tensors by layer (what all share, ``mtp.fc``, counts to layer 0), and the prefix of each layer."""
 
     names: dict[int, list[str]]
     prefix: dict[int, str]
@@ -133,7 +135,7 @@ def _layer_of(name: str, trunk: int | None, marked: set[int]) -> tuple[int | Non
 
 
 def _marked_layers(side: Side) -> set[int]:
-    """Layers that hold a joining projection or its norms: MTP layers, whatever the config says (or if there is none)."""
+    """Layers that hold a joining projection or its norms: MTP layers, whatever the config says."""
     return {
         int(match["n"])
         for name in side.inventory

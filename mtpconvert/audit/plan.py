@@ -128,7 +128,7 @@ def _through_roles(plan: Plan, left: Side, right: Side, one: Description, two: D
                 for name in {p.block.tensor for p in lacking.get(key, [])}:
                     text = f"{name}: its config calls for it, and neither side has it"
                     plan.findings.append(finding("tensor-missing", text, side=side.label, tensor=name))
-    described = {name for f in (one.findings + two.findings) if (name := f.tensor)}
+    described = {f.tensor for f in (one.findings + two.findings) if f.tensor}
     plan.unexpected = [name for name in plan.unexpected if name not in described]
 
 

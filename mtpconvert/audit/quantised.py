@@ -1,4 +1,4 @@
-"""``quantization_config`` against the encodings found: what the scheme covers must be stored so, MTP modules included."""
+"""``quantization_config`` against the encodings found: what the scheme covers must be stored so, MTP included."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def _check_modules(
     path, scheme = schemes[0]
     key, excluded = next(((k, list(scheme[k])) for k in _EXCLUDES if isinstance(scheme.get(k), list)), ("ignore", []))
     method = str(scheme.get("quant_method", "")).lower()
-    mtp_names, plain_mtp, plain = mtp.all_names(), [], []
+    mtp_names = mtp.all_names()
+    plain_mtp: list[str] = []
+    plain: list[str] = []
     for name, spec in side.inventory.items():
         if not name.endswith(".weight") or len(spec.shape) != 2 or spec.dtype not in _PLAIN:
             continue
@@ -144,6 +146,6 @@ def is_excluded(module: str, entries: list[Any]) -> bool:
                 continue
         elif module == entry or module.startswith(entry + ".") or fnmatchcase(module, entry):
             return True
-        elif "*" not in entry and ("." + module + ".").find("." + entry + ".") >= 0:
+        if "*" not in entry and f".{entry}." in f".{module}.":
             return True
     return False

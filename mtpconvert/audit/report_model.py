@@ -45,8 +45,9 @@ class LayerLedger:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "layer": self.layer, "prefix": self.prefix, "expected": self.expected, "left": self.left, "right": self.right,
-            "equal": self.equal, "left_bytes": self.left_bytes, "right_bytes": self.right_bytes, "sentence": self.sentence,
+            "layer": self.layer, "prefix": self.prefix, "expected": self.expected, "left": self.left,
+            "right": self.right, "equal": self.equal, "left_bytes": self.left_bytes,
+            "right_bytes": self.right_bytes, "sentence": self.sentence,
         }  # fmt: skip
 
 

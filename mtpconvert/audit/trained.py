@@ -1,4 +1,4 @@
-"""``--trained``: a training lies between the two sides. The form must hold, the values must differ, and look trained."""
+"""``--trained``: a training lies between the two sides. The form must hold, the values differ, and look trained."""
 
 from __future__ import annotations
 
@@ -55,20 +55,21 @@ def _stale(pairs: _Pairs, mtp_names: set[str], there: MtpLayers) -> list[Finding
     compared = pairs.equal | pairs.unequal
     mtp, trunk = compared & mtp_names, compared - there.all_names()
     mtp_moved, trunk_moved = mtp & pairs.unequal, trunk & pairs.unequal
-    figures = (
-        f"{len(trunk_moved)} of {len(trunk)} trunk tensors changed, {len(mtp_moved)} of {len(mtp)} MTP tensors"
-    )
+    figures = f"{len(trunk_moved)} of {len(trunk)} trunk tensors changed, {len(mtp_moved)} of {len(mtp)} MTP tensors"
     detail = {"trunk_changed": len(trunk_moved), "mtp_changed": len(mtp_moved)}
     if compared and not mtp_moved and not trunk_moved:
-        return [finding("nothing-changed", f"not one value differs from the base: {figures}", side="both", statistic=detail)]
+        text = f"not one value differs from the base: {figures}"
+        return [finding("nothing-changed", text, side="both", statistic=detail)]
     found: list[Finding] = []
     for layer, names in there.names.items():
         mine = set(names) & compared & mtp_names
         if mine and trunk_moved and not mine & pairs.unequal:
             text = f"MTP layer {layer} equals the base bit for bit while the trunk was trained: {figures}"
-            found.append(finding("mtp-stale", text, tensor=f"{there.prefix.get(layer, '')}*", mtp=True, statistic=detail))
+            pattern = f"{there.prefix.get(layer, '')}*"
+            found.append(finding("mtp-stale", text, tensor=pattern, mtp=True, statistic=detail))
     if mtp_moved and trunk and not trunk_moved:
-        found.append(finding("trunk-stale", f"MTP was trained and the trunk equals the base: {figures}", statistic=detail))
+        text = f"MTP was trained and the trunk equals the base: {figures}"
+        found.append(finding("trunk-stale", text, statistic=detail))
     return found
 
 
@@ -105,7 +106,8 @@ def _values(
             text = f"{name}: all {now.count} values are zero; routing then ignores what balancing learnt"
             found.append(finding("router-bias-zero", text, tensor=name, mtp=mtp))
         elif now.constant and now.count > 1 and not (now.ones and _is_norm(name)) and not all(s.constant for s in then):
-            text = f"{name}: all {now.count} values are {now.value:g}; the base had a deviation of {then[0].deviation:.3g}"
+            spread = f"; the base had a deviation of {then[0].deviation:.3g}" if then else ""
+            text = f"{name}: all {now.count} values are {now.value:g}{spread}"
             found.append(finding("values-constant", text, tensor=name, mtp=mtp, statistic=now.value))
     return found
 
@@ -123,15 +125,16 @@ def _fresh(layer: int, now: dict[str, Statistics], base: dict[str, list[Statisti
     apart = _spread([b.deviation for n in matrices for b in base[n]]) > _APART
     prefix = min(now, key=len).rsplit(".", 2)[0] if now else ""
     if reset and len(reset) == len(norms):
-        text = f"MTP layer {layer} looks freshly initialised: all {len(reset)} norms are exactly 1, in the base they were not"
+        text = f"MTP layer {layer} looks freshly initialised: all {len(reset)} norms are exactly 1, not so in the base"
         if alike is not None:
             text += f"; its {len(matrices)} matrices all have a standard deviation of {alike:.4g}"
-        return [finding("fresh-init", text, tensor=f"{prefix}.*", mtp=True, statistic={"norms": len(reset), "deviation": alike})]
+        figures = {"norms": len(reset), "deviation": alike}
+        return [finding("fresh-init", text, tensor=f"{prefix}.*", mtp=True, statistic=figures)]
     if alike is not None and apart:
         deviations = [b.deviation for n in matrices for b in base[n]]
         text = (
-            f"MTP layer {layer} looks freshly initialised: its {len(matrices)} matrices are zero-mean with one standard "
-            f"deviation ({alike:.4g}); in the base they ranged from {min(deviations):.4g} to {max(deviations):.4g}"
+            f"MTP layer {layer} looks freshly initialised: its {len(matrices)} matrices are zero-mean with one "
+            f"standard deviation ({alike:.4g}); in the base {min(deviations):.4g} to {max(deviations):.4g}"
         )
         return [finding("fresh-init", text, tensor=f"{prefix}.*", mtp=True, statistic={"deviation": alike})]
     return []

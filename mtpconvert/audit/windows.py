@@ -111,7 +111,7 @@ class Operand:
 
 
 def windows(extents: Shape, size: int, limit: int = WINDOW) -> Iterator[Box]:
-    """Boxes that tile ``extents`` in C order, each contiguous in C order and of at most ``limit`` bytes (or one element)."""
+    """Boxes that tile ``extents``, each contiguous in C order and of at most ``limit`` bytes (or one element)."""
     if 0 in extents:
         return
     axis, inner = len(extents), size

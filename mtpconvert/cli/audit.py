@@ -23,7 +23,8 @@ _FORMATS = ("text", "json", "junit", "sarif", "markdown", "html")
 @click.option("--waivers", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of accepted findings.")
 @click.option("--fail-on", type=click.Choice(["error", "warning"]), default="error", show_default=True)
 def audit(
-    left: Path, right: Path, level: str, trained: bool, format_name: str, output: Path | None, waivers: Path | None, fail_on: str
+    left: Path, right: Path, level: str, trained: bool, format_name: str,
+    output: Path | None, waivers: Path | None, fail_on: str,
 ) -> None:  # fmt: skip
     """Say whether RIGHT is what LEFT became: Hugging Face or Megatron on either side."""
     from mtpconvert.audit.api import audit as run

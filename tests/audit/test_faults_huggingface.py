@@ -13,7 +13,18 @@ import pytest
 
 from mtpconvert.audit.api import audit
 from tests.support.sabotage import (
-    Harm, change_tensor, config, drop, edit_json, edit_shard, exchange, home_of, index, reindex, rename, shards,
+    Harm,
+    change_tensor,
+    config,
+    drop,
+    edit_json,
+    edit_shard,
+    exchange,
+    home_of,
+    index,
+    reindex,
+    rename,
+    shards,
 )  # fmt: skip
 from tests.support.tiny import INDEX, read_safetensors, sha256_tree, write_safetensors, write_tiny
 
@@ -85,6 +96,11 @@ def two_files(root: Path) -> None:
     write_safetensors(root / "mtp.safetensors", {name: read_safetensors(root)[name]})
 
 
+def extra_norm(root: Path) -> None:
+    edit_shard(shards(root)[2], lambda t: t.update({L3 + "main_norm.weight": t[L3 + "enorm.weight"]}))
+    reindex(root)
+
+
 def lost_shard_with_index(root: Path) -> None:
     shards(root)[2].unlink()
     reindex(root)
@@ -138,7 +154,7 @@ FAULTS: dict[str, Fault] = {
     "ghost entry (25)": Fault(index(ghost), "index-ghost", L3 + "eh_proj.weigth", "nearest name there: model.layers.3.eh_proj.weight"),
     # C: names
     "MTP renamed to the trunk's next layer (32)": Fault(rename(lambda n: n.replace(L3, "model.layers.4.")), "tensor-renamed", "model.layers.4.eh_proj.weight"),
-    "unknown MTP tensor (35)": Fault(lambda root: (edit_shard(shards(root)[2], lambda t: t.update({L3 + "main_norm.weight": t[L3 + "enorm.weight"]})), reindex(root)) and None, "mtp-tensor-unexpected", L3 + "main_norm.weight"),
+    "unknown MTP tensor (35)": Fault(extra_norm, "mtp-tensor-unexpected", L3 + "main_norm.weight"),
     # D: counts
     "count 0 (40)": Fault(config(lambda c: c.update(num_nextn_predict_layers=0)), "mtp-count-mismatch", None, "says 0, 1 MTP layers are stored"),
     "count 2": Fault(config(lambda c: c.update(num_nextn_predict_layers=2)), "mtp-count-mismatch", None, "says 2"),

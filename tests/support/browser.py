@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe", "--window-size=1280,1000",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--remote-debugging-pipe", "--window-size=1280,1000",
 )  # fmt: skip
 
 
@@ -93,9 +95,8 @@ def page(profile: Path) -> Iterator[Page]:
     from_browser, by_browser = os.pipe()
     script = f'exec "$@" 3<&{for_browser} 4>&{by_browser}'
     command = ["bash", "-c", script, "bash", browser, *FLAGS, f"--user-data-dir={profile}"]
-    process = subprocess.Popen(
-        command, pass_fds=(for_browser, by_browser), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, pass_fds=(for_browser, by_browser), stdin=quiet, stdout=quiet, stderr=quiet)
     os.close(for_browser)
     os.close(by_browser)
     try:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (tables of names)
 """Megatron torch_dist checkpoints from hand-written arithmetic: no mapping file, no converter, no auditor.
 
 The layouts are written out from megatron-core's own code (attention.py ``get_query_key_value_tensors``: rows grouped by

@@ -1,1 +1,1 @@
-"""The auditor's own read path: headers, metadata and records parsed by hand, never through ``stores``, never with torch."""
+"""The auditor's own read path: headers, metadata and records parsed by hand; not through ``stores``, not with torch."""

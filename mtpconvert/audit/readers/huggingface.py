@@ -1,4 +1,4 @@
-"""A Hugging Face directory: shards and their index, config, side files; index against headers against files, both ways."""
+"""A Hugging Face directory: shards, index, config, side files; index against headers against files, both ways."""
 
 from __future__ import annotations
 

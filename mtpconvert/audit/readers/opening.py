@@ -21,9 +21,11 @@ def open_side(path: Path, label: str) -> Side:
     if is_torch_dist(folder):
         return open_torch_dist(folder, label)
     if any(folder.glob("mp_rank_*")):
-        from mtpconvert.audit.readers.legacy import open_legacy
-
-        return open_legacy(folder, label)
+        raise CheckpointError(
+            "a checkpoint of the torch format (mp_rank_*), which the auditor does not read",
+            where=str(folder),
+            next_step="audit the torch_dist form, or the Hugging Face directory that mcore2hf makes of it",
+        )
     if folder == path:
         return open_huggingface(path, label)
     raise CheckpointError(

@@ -61,13 +61,13 @@ class Stored:
 
 
 def read_archive(path: Path, start: int, length: int) -> tuple[Any, dict[int, Stored]]:
-    """The unpickled object of the archive at ``[start, start + length)`` and its tensors by ``id`` of their placeholder.
+    """The unpickled object of the archive at ``[start, start + length)`` and its tensors, by ``id`` of the placeholder.
 
     CheckpointError names the file and position when there is no archive, or a tensor in it is out of bounds.
     """
     where = f"{path}, bytes {start} to {start + length}"
     try:
-        with path.open("rb") as file, zipfile.ZipFile(Window(file, start, length)) as archive:  # type: ignore[arg-type]
+        with path.open("rb") as file, zipfile.ZipFile(Window(file, start, length)) as archive:
             entries = {info.filename.split("/", 1)[-1]: info for info in archive.infolist()}
             graph = read_pickle(archive.read(entries["data.pkl"]), where)
             if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":

@@ -1,4 +1,4 @@
-"""One of the two checkpoints under audit: its tensors, where their bytes lie, its config, what is wrong with its files."""
+"""One of the two checkpoints under audit: tensors, where their bytes lie, config, what is wrong with its files."""
 
 from __future__ import annotations
 

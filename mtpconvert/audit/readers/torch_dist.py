@@ -54,7 +54,9 @@ def open_torch_dist(folder: Path, label: str) -> Side:
         chunks[name] = [_box(chunk) for chunk in state["chunks"]]
         _check_cover(side, name, chunks[name])
     if side.objects:
-        text = f"{side.objects} objects are not compared (_extra_state and the like), {training} of them optimizer or random state"
+        text = (
+            f"{side.objects} objects are not compared (_extra_state, ...), {training} of them optimizer or random state"
+        )
         side.findings.append(finding("objects-ignored", text, side=label, count=side.objects))
     files = sorted({place[0] for place in where.values()})
     side.files = [folder / name for name in files]
@@ -147,7 +149,7 @@ class _Opener:
             spec = self._side.inventory[name]
             extents = tuple(stop - start for start, stop in box)
             if stored.shape != extents or stored.dtype != spec.dtype:
-                text = f"the record holds {stored.dtype} {list(stored.shape)}, the metadata says {spec.dtype} {list(extents)}"
+                text = f"the record holds {stored.dtype} {list(stored.shape)}, not {spec.dtype} {list(extents)}"
                 raise CheckpointError(text, where=f"{file}: {name}")
             found.append((box, self._files[file], stored))
         self._found[name] = found

@@ -1,4 +1,4 @@
-"""One self-contained page: a map of the model (layers against tensors, MTP set apart), findings, a table that filters."""
+"""One self-contained page: a map of the model (layers against tensors, MTP set apart) and a table that filters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from importlib.resources import files
 from mtpconvert.audit.codes import CODES
 from mtpconvert.audit.report_model import Report
 
-_LAYER = re.compile(r"^(?P<head>.*?(?:layers|mtp_layers|mtp_block|blocks|h))\.(?P<n>\d+)\.(?P<tail>.+)$|^mtp\.(?P<k>\d+)\.(?P<rest>.+)$", re.A)
+_LAYER = re.compile(
+    r"^(?P<head>.*?(?:layers|mtp_layers|mtp_block|blocks|h))\.(?P<n>\d+)\.(?P<tail>.+)$"
+    r"|^mtp\.(?P<k>\d+)\.(?P<rest>.+)$",
+    re.A,
+)
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _RANK = ("missing", "differs", "unexpected", "unread", "equal")
 
@@ -47,6 +51,11 @@ def _map(report: Report) -> list[dict[str, object]]:
         counts[tensor.state] = counts.get(tensor.state, 0) + 1
         cell["state"] = next(state for state in _RANK if state in counts)
     return [
-        {"mtp": mtp, "label": f"{head}.{number}" if number >= 0 else (head or "model"), "cells": list(cells.values())}
+        {
+            "mtp": mtp,
+            "layer": number >= 0,
+            "label": f"{head}.{number}" if number >= 0 else (head or "model"),
+            "cells": list(cells.values()),
+        }
         for (mtp, head, number), cells in sorted(rows.items())
     ]

@@ -18,7 +18,8 @@ def render(report: Report, fail_on: str) -> str:
     for layer in report.mtp.layers:
         case = SubElement(suite, "testcase", classname="mtp", name=f"MTP layer {layer.layer}")
         count += 1
-        if layer.right < layer.expected or (layer.equal is not None and not report.trained and layer.equal < layer.right):
+        unequal = layer.equal is not None and not report.trained and layer.equal < layer.right
+        if layer.right < layer.expected or unequal:
             SubElement(case, "failure", message=_xml(layer.sentence), type="mtp-ledger")
             failures += 1
     for line in lines(report.findings):

@@ -23,7 +23,8 @@ def render(report: Report, fail_on: str) -> str:
         out += ["", "| layer | expected | left | right | equal | bytes (right) |", "|---:|---:|---:|---:|---:|---:|"]
         for row in report.mtp.layers:
             equal = "not read" if row.equal is None else row.equal
-            out.append(f"| {row.layer} | {row.expected} | {row.left} | {row.right} | {equal} | {size(row.right_bytes)} |")
+            counts = f"{row.expected} | {row.left} | {row.right} | {equal}"
+            out.append(f"| {row.layer} | {counts} | {size(row.right_bytes)} |")
     shown = lines(report.findings)
     if shown:
         out += ["", "### Findings", "", "| severity | code | finding |", "|---|---|---|"]

@@ -17,11 +17,8 @@ def render(report: Report, fail_on: str, *, color: bool = False, width: int = 12
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=color, no_color=not color, highlight=False, soft_wrap=True)
     for side, summary in (("left ", report.left), ("right", report.right)):
-        console.print(
-            Text(
-                f"{side}  {summary.path}  ({summary.kind}, {summary.layout}, {summary.tensors} tensors, {size(summary.nbytes)})"
-            )
-        )
+        what = f"{summary.kind}, {summary.layout}, {summary.tensors} tensors, {size(summary.nbytes)}"
+        console.print(Text(f"{side}  {summary.path}  ({what})"))
     console.print()
     console.print(Text("MTP", style="bold"))
     for sentence in [*report.mtp.sentences, *(layer.sentence for layer in report.mtp.layers)]:
