@@ -7,6 +7,7 @@ Follows Megatron-LM: ``megatron/training/argument_utils.py:core_transformer_conf
 
 import dataclasses
 import inspect
+import multiprocessing
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -244,7 +245,10 @@ def save_from(
     """
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.dist_checkpointing.mapping import ShardedObject
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+    if filesystem_async._results_queue is None:  # megatron-core spawns this helper process, which imports torch again
+        filesystem_async._results_queue = multiprocessing.get_context("fork").Manager().Queue()
     target = root / f"iter_{iteration:07d}"
     rank = torch.distributed.get_rank()
     if rank == 0:

@@ -52,14 +52,15 @@ def resave(
     vocab_rows: int | None = None,
     with_args: bool = True,
     optimizer: bool = False,
+    **changed_args: Any,
 ) -> list[str]:
     """Load the checkpoint directory ``source`` at these sizes with the real megatron-core and save it to ``target``.
 
     ``change`` makes every value another one first (``changed``); ``padding`` fills the vocabulary rows at and after
-    ``args.vocab_size`` with a value. Returns the in-memory names of this rank's tensors.
+    ``args.vocab_size`` with a value; ``changed_args`` are what this run was launched with instead. Returns the in-memory names of this rank's tensors.
     """
     saved = mcore.common_state(Path(source))["args"]
-    args = mcore.as_mapping(saved)
+    args = mcore.as_mapping(saved) | changed_args
     if vocab_rows is not None:
         args["padded_vocab_size"] = vocab_rows
     model = mcore.model_from_args(args, spec=spec, dtype=DTYPES[dtype], tp=tp, pp=pp, ep=ep)
