@@ -22,6 +22,8 @@ COMMANDS = {
     "mappings": "List, show and check the mapping files.",
 }
 
+INTERNAL_ERROR = 70  # sysexits.h: EX_SOFTWARE; no promise of docs/command-line.md covers it
+
 
 class _Lazy(click.Group):
     """Knows its commands by name; ``--help`` imports none of them."""
@@ -66,7 +68,7 @@ def call(arguments: list[str]) -> int:
             traceback.print_exc()
         _report(error, as_json="--json" in arguments)
         return error.exit_code
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("mtpconvert: interrupted; nothing stands under the final name", err=True)
         return 130
     except click.ClickException as error:
@@ -76,6 +78,12 @@ def call(arguments: list[str]) -> int:
         return error.exit_code
     except BrokenPipeError:
         return 1
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(f"mtpconvert: internal error: {type(error).__name__}: {error}", err=True)
+        click.echo("  next:  this is a fault of mtpconvert; run 'mtpconvert --debug ...' and report what it says", err=True)
+        return INTERNAL_ERROR
 
 
 def _report(error: MtpConvertError, *, as_json: bool) -> None:
