@@ -114,9 +114,18 @@ def test_symbols_come_before_the_config() -> None:
 
 @pytest.mark.parametrize(
     ("config", "truth"),
-    [({}, False), ({"x": None}, False), ({"x": False}, False), ({"x": 0}, False), ({"x": []}, False), ({"x": ""}, False),
-     ({"x": True}, True), ({"x": 1536}, True), ({"x": [0]}, True)],
-)  # fmt: skip
+    [
+        ({}, False),
+        ({"x": None}, False),
+        ({"x": False}, False),
+        ({"x": 0}, False),
+        ({"x": []}, False),
+        ({"x": ""}, False),
+        ({"x": True}, True),
+        ({"x": 1536}, True),
+        ({"x": [0]}, True),
+    ],
+)
 def test_truth_of_when_and_unless(config: dict[str, object], truth: bool) -> None:
     assert Scope(config).truth("x") is truth
 

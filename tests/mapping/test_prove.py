@@ -172,30 +172,43 @@ FAULTS: dict[str, tuple[list[Tile], list[Fill], str]] = {
     "a target written twice": ([Tile(A, M), Tile(whole("h.b", (6, 4)), M)], [], "Megatron elements are related twice"),
     "the same row twice": ([Tile(A, M), Tile(A, M)], [], "related twice"),
     "a scalar related twice": (
-        [Tile(whole("h", ()), whole("m", ())), Tile(whole("h", ()), whole("n", ()))], [], "related twice",
+        [Tile(whole("h", ()), whole("m", ())), Tile(whole("h", ()), whole("n", ()))],
+        [],
+        "related twice",
     ),
     "one name with two shapes": (
-        [Tile(rows("h.a", 0, 3), whole("m.a", (3, 4))), Tile(block("h.a", (6, 5), ((3, 6), (0, 5))), whole("m.b", (3, 5)))],
+        [
+            Tile(rows("h.a", 0, 3), whole("m.a", (3, 4))),
+            Tile(block("h.a", (6, 5), ((3, 6), (0, 5))), whole("m.b", (3, 5))),
+        ],
         [],
         "is (6, 4) in one row and (6, 5) in another",
     ),
     "unequal extents": ([Tile(A, whole("m.a", (4, 6)))], [], "block of (6, 4) is related to a block of (4, 6)"),
     "equal volumes of other extents": ([Tile(A, whole("m.a", (24,)))], [], "block of (6, 4) is related"),
     "a grid that straddles axes": (
-        [Tile(block("h.a", (6, 4), ((0, 3), (0, 8)), (3, 8)), whole("m.a", (3, 8)))], [], "does not refine",
+        [Tile(block("h.a", (6, 4), ((0, 3), (0, 8)), (3, 8)), whole("m.a", (3, 8)))],
+        [],
+        "does not refine",
     ),
     "a grid that is too small": (
-        [Tile(block("h.a", (6, 4), ((0, 6), (0, 3)), (6, 3)), whole("m.a", (6, 3)))], [], "does not refine",
+        [Tile(block("h.a", (6, 4), ((0, 6), (0, 3)), (6, 3)), whole("m.a", (6, 3)))],
+        [],
+        "does not refine",
     ),
     "a box beyond its grid": ([Tile(rows("h.a", 3, 7), whole("m.a", (4, 4)))], [], "empty or outside its grid"),
     "a box before its grid": ([Tile(rows("h.a", -1, 3), whole("m.a", (4, 4)))], [], "empty or outside its grid"),
     "an empty box": ([Tile(A, M), Tile(rows("h.a", 3, 3), rows("m.a", 3, 3))], [], "empty or outside its grid"),
     "a box with too few axes": ([Tile(block("h.a", (6, 4), ((0, 6),)), whole("m.a", (6,)))], [], "outside its grid"),
     "padding over a token": (
-        [Tile(rows("h.a", 0, 6), rows("m.a", 0, 6, 8))], [Fill(rows("m.a", 5, 8, 8))], "related twice",
+        [Tile(rows("h.a", 0, 6), rows("m.a", 0, 6, 8))],
+        [Fill(rows("m.a", 5, 8, 8))],
+        "related twice",
     ),
     "padding that leaves a gap": (
-        [Tile(rows("h.a", 0, 6), rows("m.a", 0, 6, 8))], [Fill(rows("m.a", 7, 8, 8))], "32 elements, of which 28",
+        [Tile(rows("h.a", 0, 6), rows("m.a", 0, 6, 8))],
+        [Fill(rows("m.a", 7, 8, 8))],
+        "32 elements, of which 28",
     ),
     "a negative size": ([Tile(whole("h.a", (-3,)), whole("m.a", (-3,)))], [], "is no shape"),
     "two negative sizes": ([Tile(whole("h.a", (-3, -2)), whole("m.a", (-3, -2)))], [], "is no shape"),
@@ -204,7 +217,7 @@ FAULTS: dict[str, tuple[list[Tile], list[Fill], str]] = {
         [],
         "related twice",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
