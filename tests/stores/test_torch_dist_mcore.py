@@ -4,14 +4,19 @@ Runs with 0.16.1 in `make test`, and with 0.19.2 in `make test-mcore-next`. Each
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from mtpconvert.stores.torch_dist.extra_state import extra_state_keys
 from mtpconvert.stores.torch_dist.inert import Placeholder, TorchDtype
+from mtpconvert.stores.torch_dist.layout import targets
+from mtpconvert.stores.torch_dist.logical import Assembly, assemble
 from mtpconvert.stores.torch_dist.reader import TorchDistReader
+from mtpconvert.stores.torch_dist.stored import StoredTensor
 from mtpconvert.stores.torch_dist.writer import TorchDistWriter
 from mtpconvert.tensors import TensorSpec
 from tests.support import mcore_ranks
@@ -19,7 +24,13 @@ from tests.support.dcp import SAVED, pattern, read_bits, write_bits
 
 NEXT = not version("megatron-core").startswith("0.16")
 COMMON = {
-    "args": {"num_layers": 3, "hidden_size": 4, "params_dtype": TorchDtype("BF16"), "moe_layer_freq": [0, 1], "x": None},
+    "args": {
+        "num_layers": 3,
+        "hidden_size": 4,
+        "params_dtype": TorchDtype("BF16"),
+        "moe_layer_freq": [0, 1],
+        "x": None,
+    },
     "iteration": 0,
 }
 LAYERS = 3
@@ -76,10 +87,16 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                     "objects": OBJECTS[stacked],
                 }
             )
-    job = "tests.support.dcp:job_save_and_load"
-    (results,) = mcore_ranks.run(job, save=str(root / "theirs-1"), loads=loads)
-    mcore_ranks.run("tests.support.dcp:job_save", 2, folder=str(root / "theirs-2"))
-    return {"root": root, "loads": list(zip(loads, results, strict=True))}
+    if NEXT:  # which can do without common.pt
+        (root / "ours-0.19-True" / "common.pt").unlink()
+    with ThreadPoolExecutor(3) as pool:  # each is a process that imports megatron-core first
+        both = pool.submit(mcore_ranks.run, "tests.support.dcp:job_save", 2, folder=str(root / "theirs-2"))
+        asks = pool.submit(mcore_ranks.run, "tests.support.dcp:job_asks", te=True, spec="te")
+        job = "tests.support.dcp:job_everything"
+        one = pool.submit(mcore_ranks.run, job, save=str(root / "theirs-1"), loads=loads)
+        both.result()
+        (result,), (te,) = one.result(), asks.result()
+    return result | {"root": root, "loads": list(zip(loads, result["loads"], strict=True)), "te": te}
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -125,8 +142,12 @@ def test_default_load_accepts_what_we_write(ran: dict[str, Any]) -> None:
         assert result["content_metadata"] == content
         assert result["common"] == {"checkpoint_version": 3.0, "iteration": 0, "content_metadata": content}
         assert result["args"] == {
-            "num_layers": "3", "hidden_size": "4", "params_dtype": "torch.bfloat16", "moe_layer_freq": "[0, 1]", "x": "None",
-        }  # fmt: skip
+            "num_layers": "3",
+            "hidden_size": "4",
+            "params_dtype": "torch.bfloat16",
+            "moe_layer_freq": "[0, 1]",
+            "x": "None",
+        }
         assert set(result["plain"]) >= set(request["tensors"])
 
 
@@ -134,3 +155,30 @@ def test_the_config_file_is_what_this_version_writes(ran: dict[str, Any]) -> Non
     theirs = json.loads((ran["root"] / "theirs-1" / "metadata.json").read_text())
     ours = json.loads((ran["root"] / f"ours-{'0.19' if NEXT else '0.16'}-True" / "metadata.json").read_text())
     assert ours == theirs
+
+
+def logical(asked: dict[str, Any]) -> Assembly:
+    """A checkpoint of exactly the tensors that a model asks for, as the reader sees it."""
+    return assemble([StoredTensor(key, "F32", tuple(shape), []) for key, shape in asked["tensors"].items()], {})
+
+
+def test_real_models_of_either_spec_have_the_same_canonical_tensors(ran: dict[str, Any]) -> None:
+    for name, te in ran["te"].items():
+        wanted = {key: tensor.spec for key, tensor in logical(te).tensors.items()}
+        assert not [note for note in logical(te).notes if "translated" in note], name
+        for dialect in ("local", "singleton"):
+            got = {key: tensor.spec for key, tensor in logical(ran[dialect][name]).tensors.items()}
+            assert got == wanted, f"{name}, {dialect}"
+
+
+@pytest.mark.parametrize("spec", ["te", "local"])
+def test_what_real_models_ask_for_is_what_is_written(ran: dict[str, Any], spec: str) -> None:
+    """Tensor keys and shapes exactly, at least the objects: by plan, for every kind of layer that there is."""
+    for name, asked in ran[spec].items():
+        canonical = logical(ran["te"][name])
+        specs = [tensor.spec for tensor in canonical.tensors.values()]
+        wanted, layers = targets(specs, canonical.stacked, local=spec == "local")
+        stacked = frozenset(target.spec.name for target in wanted if target.layer is not None)
+        shapes = {t.key: [layers] * (t.layer is not None) + list(t.spec.shape) for t in wanted}
+        assert shapes == asked["tensors"], name
+        assert set(asked["objects"]) <= set(extra_state_keys(specs, stacked, layers)), name

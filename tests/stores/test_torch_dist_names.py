@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
 from mtpconvert.errors import CheckpointError, IncompleteError, NotRepresentableError
 from mtpconvert.stores.torch_dist import dialects
 from mtpconvert.stores.torch_dist.extra_state import extra_state_keys
@@ -84,7 +85,7 @@ def test_local_dense_gqa_has_the_te_keys() -> None:
 
 
 def test_dense_mla_layer_of_the_local_spec() -> None:
-    # megatron/core/models/gpt/gpt_layer_specs.py: the local MLA spec has no key map, dense layers keep pre_mlp_layernorm
+    # gpt_layer_specs.py:get_gpt_layer_local_spec: MLA has no key map, so dense layers keep pre_mlp_layernorm
     te = {
         "decoder.layers.0.mlp.linear_fc1.layer_norm_weight",
         "decoder.layers.0.mlp.linear_fc1.weight",
@@ -118,7 +119,7 @@ def test_shared_indexer_layers_of_dsa_keep_their_norms() -> None:
     assert dialects.canonical_names(names) == {name: name for name in names}
     with pytest.raises(NotRepresentableError, match="no local layer spec"):
         dialects.local_names(names)
-    with pytest.raises(NotRepresentableError, match="in_proj|A_log"):
+    with pytest.raises(NotRepresentableError, match=r"in_proj|A_log"):
         dialects.local_names(keys("te-gdn.0.19.2")[0])
 
 
@@ -169,7 +170,7 @@ def test_singleton_local_shards_are_joined() -> None:
     names = [f"{base}{e}.linear_fc1.weight_{half}" for e in range(3) for half in "wv"]
     names += [f"{base}{e}.linear_fc2.weight" for e in range(3)]
     names += [f"decoder.layers.0.mlp.shared_experts.linear_fc1.weight_{half}" for half in "wv"]
-    shapes = {name: (5, 2) for name in names}
+    shapes = dict.fromkeys(names, (5, 2))
     assembly = assemble(stored(names, shapes), {})
     fc1 = assembly.tensors[f"{base}linear_fc1.weight"]
     assert fc1.spec.shape == (3, 10, 2)
@@ -196,11 +197,15 @@ def test_singleton_local_shards_are_joined() -> None:
             "decoder.layers.1.mlp.linear_fc2.weight",
         ),
         (
-            [f"decoder.layers.0.{n}" for n in ("mlp.router.weight", "mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight")],
+            [
+                "decoder.layers.0.mlp.router.weight",
+                "decoder.layers.0.mlp.linear_fc1.layer_norm_weight",
+                "decoder.layers.0.pre_mlp_layernorm.weight",
+            ],
             "decoder.layers.0.pre_mlp_layernorm.weight",
         ),
     ],
-)  # fmt: skip
+)
 def test_two_tensors_of_one_name_are_refused(names: list[str], where: str) -> None:
     with pytest.raises(CheckpointError, match="both") as caught:
         assemble(stored(names), {})
@@ -210,7 +215,7 @@ def test_two_tensors_of_one_name_are_refused(names: list[str], where: str) -> No
 
 def test_layer_counts_must_agree() -> None:
     names = ["decoder.layers.a.weight", "decoder.layers.b.weight"]
-    with pytest.raises(CheckpointError, match="stacks 2 layers, decoder.layers.b.weight 3"):
+    with pytest.raises(CheckpointError, match=r"stacks 2 layers, decoder\.layers\.b\.weight 3"):
         assemble(stored(names, {names[1]: (3, 6)}), {})
     with pytest.raises(CheckpointError, match="stacks layers, but has shape"):
         assemble(stored(names, {names[1]: ()}), {})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from mtpconvert.errors import CheckpointError, IncompleteError, MtpConvertError, NotRepresentableError
 from mtpconvert.stores.torch_dist.metadata_pickle import metadata_pickle
 from mtpconvert.stores.torch_dist.reader import TorchDistReader
@@ -55,9 +56,7 @@ def test_values_come_back_bit_for_bit(saved: Path) -> None:
     for layer in (0, 1):
         wanted[f"decoder.layers.{layer}.mlp.linear_fc2.weight"] = ("BF16", fc2[layer])
         wanted[f"decoder.layers.{layer}.mlp.linear_fc1.weight"] = ("F8_E4M3", fc1[layer])
-    assert reader.inventory() == {
-        name: TensorSpec(name, bits.shape, dtype) for name, (dtype, bits) in wanted.items()
-    }
+    assert reader.inventory() == {name: TensorSpec(name, bits.shape, dtype) for name, (dtype, bits) in wanted.items()}
     for name, (_, bits) in wanted.items():
         np.testing.assert_array_equal(read_bits(reader, name), bits, err_msg=name)
 
@@ -84,7 +83,7 @@ def test_no_tensor_byte_is_read_for_an_inventory(saved: Path, tmp_path: Path) ->
             (tmp_path / path.name).write_bytes(bytes(path.stat().st_size))
     reader = TorchDistReader(tmp_path)
     assert len(reader.inventory()) == 9
-    with pytest.raises(CheckpointError, match="not a torch.save container"):
+    with pytest.raises(CheckpointError, match=r"not a torch\.save container"):
         reader.chunks("output_layer.weight")
 
 
@@ -93,7 +92,9 @@ def test_no_tensor_byte_is_read_for_an_inventory(saved: Path, tmp_path: Path) ->
 SHAPE: Shape = (4, 4)
 
 
-def build(folder: Path, chunks: list[tuple[Shape, Shape]], *, key: str = "w", shape: Shape = SHAPE) -> list[StoredChunk]:
+def build(
+    folder: Path, chunks: list[tuple[Shape, Shape]], *, key: str = "w", shape: Shape = SHAPE
+) -> list[StoredChunk]:
     """A checkpoint whose records are in order; ``chunks``: (offsets, sizes)."""
     folder.mkdir(exist_ok=True)
     blob, placed = b"", []
@@ -170,7 +171,9 @@ def test_missing_and_short_files(tmp_path: Path) -> None:
     left, right = build(tmp_path, [LEFT, RIGHT])
     data = (tmp_path / "__0_0.distcp").read_bytes()
     (tmp_path / "__0_0.distcp").write_bytes(data[:-1])
-    error = refused(tmp_path, IncompleteError, f"cut short: it has {len(data) - 1} bytes, w .* ends at byte {len(data)}")
+    error = refused(
+        tmp_path, IncompleteError, f"cut short: it has {len(data) - 1} bytes, w .* ends at byte {len(data)}"
+    )
     assert error.where == "__0_0.distcp, first of w" and error.exit_code == 7
     (tmp_path / "__0_0.distcp").unlink()
     error = refused(tmp_path, IncompleteError, r"__0_0\.distcp is missing: it holds w")
@@ -209,12 +212,12 @@ def test_metadata_that_is_missing_or_not_torchs(tmp_path: Path) -> None:
         (good[:-20], CheckpointError, "not a readable pickle"),
         (b"", CheckpointError, "not a readable pickle"),
         (pickle.dumps({"a": 1}), CheckpointError, "no torch DCP metadata"),
-        (good.replace(b"storage_data", b"storage_date"), CheckpointError, "tables of keys and records are missing"),
-        (good.replace(b"TensorStorageMetadata", b"TensorStorageMetadatA"), CheckpointError, "neither tensors nor objects"),
+        (good.replace(b"storage_data", b"storage_date"), CheckpointError, "tables of keys and records"),
+        (good.replace(b"TensorStorageM", b"tensorStorageM"), CheckpointError, "neither tensors nor objects"),
         (good.replace(b"\x8c\x06chunks", b"\x8c\x06chunky"), CheckpointError, "dtype, size or chunks of w are missing"),
         (good.replace(b"bfloat16", b"bfloat61"), CheckpointError, "dtype, size or chunks of w are missing"),
         (good.replace(b"\x8c\x07offsets", b"\x8c\x07offsetz"), CheckpointError, "a chunk of w has no offsets"),
-        (good.replace(b"\x8c\x0drelative_path", b"\x8c\x0drelative_paTH"), CheckpointError, "has no file, offset or length"),
+        (good.replace(b"relative_path", b"relative_paTH"), CheckpointError, "has no file, offset or length"),
         (good.replace(b"\x8c\x03fqn", b"\x8c\x03fqm"), CheckpointError, "a record in it belongs to no key"),
     ):  # fmt: skip
         assert data != good

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from mtpconvert.errors import CheckpointError, IncompleteError, NotRepresentableError
 from mtpconvert.stores.torch_dist.record import Record, read_object, read_record
 from mtpconvert.stores.torch_dist.record_write import lay_out, object_container
@@ -132,7 +133,7 @@ def test_zip64_around_4_gib(nbytes: int, tmp_path: Path) -> None:
         file.write(b"end" + own.trailer(7))
     tensor = torch.load(tmp_path / "own.pt", weights_only=True, mmap=True)
     assert tensor.shape == (nbytes,) and bytes(tensor[-3:].tolist()) == b"end"
-    # Only the record that is too long for 32 bits says so: Python's own reader needs the extra field there, and there only.
+    # the zip64 field stands where the size needs it, and only there
     assert (struct.pack("<HHQ", 1, 16, nbytes) in layout.trailer(7)) == (nbytes >= 0xFFFFFFFF)
 
 

@@ -1,8 +1,7 @@
-"""TorchDistWriter: what it writes, read back by torch DCP, torch.load and zipfile; where it puts things; how it fails."""
+"""TorchDistWriter: what it writes, read back by torch and zipfile; where it puts things; how it fails."""
 
 import io
 import json
-import os
 import stat
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from mtpconvert.errors import NotRepresentableError, TargetError
 from mtpconvert.stores.torch_dist.inert import TorchDtype
 from mtpconvert.stores.torch_dist.layout import place, targets
@@ -85,7 +85,7 @@ def test_torch_dcp_loads_it(tmp_path: Path) -> None:
     state: dict[str, Any] = {name: torch.zeros_like(tensor(one.shape, one.dtype, 0)) for name, one in wanted.items()}
     state["decoder.layers.mlp.linear_fc1.weight"] = torch.zeros(3, 8, 4, dtype=torch.bfloat16)
     objects = ["mtp.layers.0.eh_proj._extra_state/shard_0_1", "decoder.layers.mlp.linear_fc1._extra_state/shard_2_3"]
-    loaded = dcp_load(tmp_path, state | dict.fromkeys(objects, [0]))
+    loaded = dcp_load(tmp_path, state | {key: [0] for key in objects})
     for name, one in wanted.items():
         assert torch.equal(loaded[name].view(torch.uint8), tensor(one.shape, one.dtype, SEEDS[one]).view(torch.uint8))
     stacked = [pattern((8, 4), "BF16", SEEDS[one]) for one in DENSE if one.name.endswith("linear_fc1.weight")]
@@ -247,9 +247,9 @@ def test_failing_disks_are_named(tmp_path: Path) -> None:
 
 
 def test_files_are_not_executable_and_descriptors_are_let_go(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     write(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert all(not stat.S_IMODE(path.stat().st_mode) & 0o111 for path in tmp_path.iterdir())
 
 

@@ -7,11 +7,12 @@ processes of their own (``mcore_ranks.run``).
 
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from mtpconvert.stores.base import Chunk, Reader, Writer
 from mtpconvert.tensors import TensorSpec
 
@@ -149,9 +150,7 @@ def job_save(folder: str) -> None:
     dist_checkpointing.save(state, folder, **options)
 
 
-def job_load(
-    folder: str, tensors: dict[str, tuple[list[int], str]], objects: list[str]
-) -> dict[str, Any]:
+def job_load(folder: str, tensors: dict[str, tuple[list[int], str]], objects: list[str]) -> dict[str, Any]:
     """The real ``dist_checkpointing.load`` at default strictness: bit patterns of ``tensors`` (shape, dtype), values
     of ``objects`` ("key/shard_i_n", one axis), and the common state's plain entries."""
     import torch
@@ -168,9 +167,7 @@ def job_load(
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     args = vars(loaded["args"])
     return {
-        "tensors": {
-            key: loaded[key].view(integers[loaded[key].element_size()]).flatten().tolist() for key in tensors
-        },
+        "tensors": {key: loaded[key].view(integers[loaded[key].element_size()]).flatten().tolist() for key in tensors},
         "objects": {unique: loaded[unique] for unique in objects},
         "args": {key: str(value) for key, value in args.items()},
         "common": {key: loaded[key] for key in ("checkpoint_version", "iteration", "content_metadata")},
@@ -179,7 +176,39 @@ def job_load(
     }
 
 
-def job_save_and_load(save: str, loads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Both in one process: importing megatron-core takes longest."""
+def job_asks(spec: str, singleton: bool = False) -> dict[str, dict[str, Any]]:
+    """What real GPTModels of that layer spec ask a checkpoint for: tensor keys with shapes, object keys."""
+    from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
+
+    from tests.support.mcore import _metadata, model_from_args
+    from tests.support.mcore_cpu import quiet
+    from tests.support.mcore_roles import ARGUMENTS
+
+    def leaves(node: Any) -> Iterator[Any]:
+        if isinstance(node, dict | list):
+            for child in node.values() if isinstance(node, dict) else node:
+                yield from leaves(child)
+        else:
+            yield node
+
+    asked = {}
+    for name, arguments in ARGUMENTS.items():
+        with quiet():
+            model = model_from_args(arguments, spec=spec)
+            state = model.sharded_state_dict(metadata=_metadata({"singleton_local_shards": singleton}))
+        apply_factories(state)
+        asked[name] = {
+            "tensors": {n.key: list(n.global_shape) for n in leaves(state) if isinstance(n, ShardedTensor)},
+            "objects": sorted(n.unique_key for n in leaves(state) if isinstance(n, ShardedObject)),
+        }
+    return asked
+
+
+def job_everything(save: str, loads: list[dict[str, Any]]) -> dict[str, Any]:
+    """All in one process, since importing megatron-core takes longest."""
     job_save(save)
-    return [job_load(**one) for one in loads]
+    return {
+        "loads": [job_load(**one) for one in loads],
+        "local": job_asks("local"),
+        "singleton": job_asks("local", singleton=True),
+    }
