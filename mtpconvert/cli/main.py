@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "What would move where, from headers.",
     "roundtrip": "HF -> Megatron -> HF in a temporary directory; every byte compared.",
     "mappings": "List, show and check the mapping files.",
+    "slice": "A smaller, still valid checkpoint: first layers, first experts, MTP kept.",
 }
 
 INTERNAL_ERROR = 70  # sysexits.h: EX_SOFTWARE; no promise of docs/command-line.md covers it
