@@ -22,7 +22,7 @@ def lowest_bit_flipped(dtype: str, data: bytes) -> bytes:
 
 
 def assert_all_changed(back: Path, original: Path) -> None:
-    """Every tensor of ``original``, copies in MTP layers included, is back with the lowest bit of each element flipped."""
+    """Every tensor of ``original``, copies in MTP layers included, is back with each element's lowest bit flipped."""
     wanted = {
         name: (dtype, shape, lowest_bit_flipped(dtype, data))
         for name, (dtype, shape, data) in read_safetensors(original).items()
