@@ -47,16 +47,25 @@ def _meant(name: str, value: Any, config: dict[str, Any]) -> bool:
 def _disagreements(side: Side, wanted: dict[str, Any]) -> list[Finding]:
     have = side.arguments or {}
     found: list[Finding] = []
+
+    def fault(name: str, why: str) -> None:
+        text = f"{name} is {have.get(name)!r}, it should be {wanted[name]!r}: {why}"
+        found.append(finding("argument-mismatch", text, side=side.label, mtp=name.startswith("mtp") or None))
+
     for name, why in COMPARED.items():
-        if name not in wanted or have.get(name) is None:
+        if name not in wanted or have.get(name) is None or (name.startswith("moe_") and not have.get("num_experts")):
             continue
-        mine, theirs = have[name], wanted[name]
-        if name == "moe_layer_freq" and isinstance(mine, int):
-            mine = [int(layer % mine == 0) for layer in range(have.get("num_layers") or 0)]
         if name == "num_query_groups" and have.get("group_query_attention") is False:
             continue
-        if (list(mine) if isinstance(mine, tuple) else mine) != theirs:
-            found.append(
-                finding("argument-mismatch", f"{name} is {mine!r}, it should be {theirs!r}: {why}", side=side.label)
-            )
+        if _expanded(name, have[name], have) != _expanded(name, wanted[name], have):
+            fault(name, why)
+    if wanted.get("mtp_num_layers") and not have.get("mtp_num_layers"):
+        fault("mtp_num_layers", "no MTP layer is built, so none is loaded")
     return found
+
+
+def _expanded(name: str, value: Any, have: dict[str, Any]) -> Any:
+    """``moe_layer_freq`` as a list of zeros and ones, everything else as it stands."""
+    if name == "moe_layer_freq" and isinstance(value, int) and value > 0:
+        return [int(layer % value == 0) for layer in range(have.get("num_layers") or 0)]
+    return list(value) if isinstance(value, tuple) else value

@@ -63,6 +63,8 @@ def megatron_facts(side: Side, other: Side) -> dict[str, Any]:
     facts = dict(own)
     if derived.get("vocab_size") is not None:
         facts["vocab_size"] = derived["vocab_size"]
+    if not facts.get("mtp_num_layers") and derived.get("mtp_num_layers"):
+        facts["mtp_num_layers"] = derived["mtp_num_layers"]  # what should be there, so that its absence has names
     return facts
 
 

@@ -11,6 +11,8 @@ from mtpconvert.audit.mtp import MtpLayers
 from mtpconvert.audit.pairs import Pair
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.roles.algebra import Placement
+from mtpconvert.errors import some
+from mtpconvert.tensors import whole
 
 
 @dataclass(slots=True)
@@ -61,10 +63,54 @@ def _same_framework(plan: Plan, left: Side, right: Side, one: Description, two: 
     plan.pairs = by_name({name: here[name].shape for name in common}, common)
     if (plan.missing or plan.unexpected) and one.known and two.known:
         _other_layouts(plan, one, two)
-    for description, side in ((one, "left"), (two, "right")):
+    for description, side in ((one, left), (two, right)):
         if description.known:
-            plan.findings += _copies_within(description, side, plan)
-            plan.findings += [f for f in description.findings if f.code == "role-overlap" and left.kind == right.kind]
+            _copies_within(description, side.label, plan)
+            plan.findings += [fault for fault in description.findings if fault.code == "role-overlap"]
+            plan.findings += _incomplete(description, side.label, set(plan.missing) if side is right else set())
+        else:
+            plan.pairs += _tie_by_name(side)
+
+
+def _tie_by_name(side: Side) -> list[Pair]:
+    """Of an architecture that is not known: a stored head against the embedding, where the config ties them."""
+    config = side.config or {}
+    levels = [config, *(value for value in config.values() if isinstance(value, dict))]
+    if not any(level.get("tie_word_embeddings") is True for level in levels):
+        return []
+    heads = [name for name in side.inventory if name.endswith("lm_head.weight")]
+    tables = [name for name in side.inventory if name.endswith(("embed_tokens.weight", "word_embeddings.weight"))]
+    trunk = sorted(tables, key=lambda name: ("mtp" in name, name.count("."), name))[:1]
+    return [
+        Pair(whole(table, side.inventory[table].shape), whole(head, side.inventory[head].shape), copy=side.label)
+        for table in trunk
+        for head in heads
+        if side.inventory[head].shape == side.inventory[table].shape and not {head, table} & side.broken
+    ]
+
+
+def _incomplete(description: Description, label: str, known: set[str]) -> list[Finding]:
+    """What a side's own config calls for and the side does not have; ``known``: reported already, as missing."""
+    held = holders_of(description.usable)
+    absent = [p for p in description.absent if (p.role.place, p.role.name) not in held and p.block.tensor not in known]
+    found: list[Finding] = []
+    layers: dict[str, list[str]] = {}
+    for placement in absent:
+        layers.setdefault(placement.role.place, []).append(placement.block.tensor)
+    there = {place for place, _ in held}
+    for place, names in layers.items():
+        names = list(dict.fromkeys(names))
+        if place.startswith("mtp."):
+            if place in there:
+                text = f"MTP layer {place[4:]} lacks {len(names)} tensors that the config calls for: {some(names)}"
+                found.append(
+                    finding("mtp-layer-incomplete", text, side=label, tensor=names[0], mtp=True, count=len(names))
+                )
+            continue
+        for name in names:
+            text = f"{name} is not there, and the config calls for it"
+            found.append(finding("tensor-missing", text, side=label, tensor=name))
+    return found
 
 
 def _other_layouts(plan: Plan, one: Description, two: Description) -> None:
@@ -95,10 +141,10 @@ def _other_layouts(plan: Plan, one: Description, two: Description) -> None:
     plan.unexpected = [name for name in plan.unexpected if name not in used]
 
 
-def _copies_within(description: Description, side: str, plan: Plan) -> list[Finding]:
+def _copies_within(description: Description, side: str, plan: Plan) -> None:
+    """Copies and ties of the embedding and the head, against what they repeat on the same side."""
     for group in holders_of([p for p in description.usable if p.role.name in ("embedding", "head")]).values():
         plan.pairs += elect(group, side)[1]
-    return []
 
 
 def _through_roles(plan: Plan, left: Side, right: Side, one: Description, two: Description) -> None:

@@ -47,7 +47,7 @@ def check_trained(left: Side, right: Side, plan: Plan, bits: Bits, here: MtpLaye
     base = {name: [s for n in dict.fromkeys(pairs.sources.get(name, [])) if (s := before.get(n))] for name in after}
     found += _values(after, base, mtp_names)
     for layer, names in there.names.items():
-        found += _fresh(layer, {n: s for n in names if (s := after.get(n))}, base)
+        found += _fresh(layer, {n: s for n in names if n not in copies and (s := after.get(n))}, base)
     return found
 
 
