@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _WEIGHTS = (
     ".distcp",
 )  # fmt: skip
 _INDEX = ".index.json"
+_BLOCK = 4096
 
 
 def side_files(folder: Path) -> list[Path]:
@@ -63,17 +65,38 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def copy_side_files(source: Path, target: Path) -> list[Path]:
-    """Copy the side files of ``source`` into ``target``; links become files. Returns their relative paths.
+def checked_side_files(folder: Path) -> list[Path]:
+    """The side files of ``folder``, after it is known that they can be carried; before any weight is moved.
 
-    Raises CheckpointError where an ``auto_map`` names a module that is not there.
+    Raises CheckpointError for a broken link, what is no file, and an ``auto_map`` naming a module that is not there.
     """
-    files = side_files(source)
-    check_remote_code(source, files)
+    files = side_files(folder)
     for file in files:
+        if not (folder / file).is_file() or not os.access(folder / file, os.R_OK):
+            broken = (folder / file).is_symlink() and not (folder / file).exists()
+            raise CheckpointError(
+                f"{file} {'is a broken link' if broken else 'is no file that can be read'}",
+                where=str(folder / file),
+                next_step="remove it, or fetch what it points to" if broken else "check what it is and its rights",
+            )
+    check_remote_code(folder, files)
+    return files
+
+
+def room_for(sizes: Iterable[int]) -> int:
+    """Bytes that files of these sizes take on a disk with blocks of 4 KiB, each with a folder of its own at worst."""
+    return sum(-(-size // _BLOCK) * _BLOCK + _BLOCK for size in sizes)
+
+
+def room_for_side_files(folder: Path, files: Iterable[Path]) -> int:
+    return room_for((folder / file).stat().st_size for file in files)
+
+
+def copy_side_files(source: Path, target: Path, files: list[Path] | None = None) -> None:
+    """Copy ``files``, by default ``checked_side_files``, of ``source`` into ``target``; links become files."""
+    for file in checked_side_files(source) if files is None else files:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / file, target / file)
-    return files
 
 
 def check_remote_code(source: Path, files: list[Path]) -> None:

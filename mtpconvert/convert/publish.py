@@ -117,20 +117,20 @@ def staged(target: Path, *, overwrite: bool, needed: int) -> Iterator[Staging]:
             error.where = str(staging.set_failed())
             raise
         except OSError as error:
-            raise io_error(error, staging.path) from error
+            raise io_error(error, staging) from error
         finally:
             if not staging.published and staging.path.exists():
                 shutil.rmtree(staging.path, ignore_errors=True)
 
 
-def io_error(error: OSError, staging: Path) -> MtpConvertError:
+def io_error(error: OSError, staging: Staging) -> MtpConvertError:
     """The refusal for an OSError while ``staging`` is built: of the source, if the error names a file elsewhere."""
-    named = error.filename2 or error.filename  # copyfile: from filename to filename2
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-    if full or not isinstance(named, str) or Path(named).is_relative_to(staging.parent):
-        return target_error(error, Path(named) if isinstance(named, str) and not full else staging)
+    named = Path(str(error.filename2 or error.filename or staging.path))  # copyfile: from filename to filename2
+    ours = any(named.is_relative_to(path) for path in (staging.path, staging.target, staging.replaced_path))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) or ours:
+        return target_error(error, named if ours else staging.path)
     return CheckpointError(
-        f"{Path(named).name} cannot be read: {error.strerror}", where=named, next_step="check the file and its rights"
+        f"{named.name} cannot be read: {error.strerror}", where=str(named), next_step="check the file and its rights"
     )
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,13 +104,15 @@ def _there_and_back(part: Plan, reader: Reader, folder: Path, group: str) -> Saf
         stacked=group.startswith("decoder.layers.") and not group.removeprefix("decoder.layers.").isdigit(),
         common={"args": {}, "iteration": 0},
     )
-    writer.create()
-    execute(part, reader, writer, lambda _count, _name: None)
-    writer.commit()
+    with closing(writer):
+        writer.create()
+        execute(part, reader, writer, lambda _count, _name: None)
+        writer.commit()
     layout = plan_layout(list(part.hf.values()), 1 << 62)
     back = SafetensorsWriter(folder / "hf", layout)
     back.create()
-    execute(replace(part, direction="mcore2hf"), TorchDistReader(there), back, lambda _count, _name: None)
+    with closing(TorchDistReader(there)) as stored:
+        execute(replace(part, direction="mcore2hf"), stored, back, lambda _count, _name: None)
     back.commit()
     shutil.rmtree(there)
     return SafetensorsReader(folder / "hf")

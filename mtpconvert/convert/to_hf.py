@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.convert.arguments import check_arguments
-from mtpconvert.convert.assets import ASIDE, HEADERS, copy_side_files
+from mtpconvert.convert.assets import ASIDE, HEADERS, checked_side_files, copy_side_files, room_for, room_for_side_files
 from mtpconvert.convert.configs import change_config, read_config
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import nonzero_rows
@@ -105,21 +105,24 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
     plan, reader = opened.plan, opened.reader
     wanted = {**plan.hf, **_aside_specs(opened)}
     layout = _layout(opened, wanted, options)
+    folder = opened.reference.folder
+    side_files = checked_side_files(folder)
     notes = [
         *plan.notes,
         *drop_notes(plan),
         *_padding_notes(plan, reader),
         *_dtype_notes(plan, opened.reference.layout),
     ]
-    needed = layout.total_size + sum(len(shard.header.raw) for shard in layout.shards)
+    needed = room_for(shard.header.end for shard in layout.shards) + room_for_side_files(folder, side_files)
+    needed += 0 if layout.index is None else room_for([len(layout.index.raw)])
     with staged(target, overwrite=options.overwrite, needed=needed) as staging:
         writer = SafetensorsWriter(staging.path, layout)
         writer.create()
-        moved = execute(plan, reader, writer, callbacks.start(needed))
+        moved = execute(plan, reader, writer, callbacks.start(layout.total_size))
         if opened.reference.asides is not None:
             copy_tensors(opened.reference.asides, writer, plan.asides)
         writer.commit()
-        copy_side_files(opened.reference.folder, staging.path)
+        copy_side_files(folder, staging.path, side_files)
         if opened.config_changes:
             change_config(staging.path, opened.config_changes)
         sync_tree(staging.path)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mtpconvert import __version__
 from mtpconvert.convert.arguments import Facts, Plain, launch_flags, megatron_arguments, moe_layers, without_flag
-from mtpconvert.convert.assets import ASIDE, ASSETS, HEADERS, OWN, copy_side_files, left_out_notes, write_manifest
+from mtpconvert.convert.assets import (
+    ASIDE,
+    ASSETS,
+    HEADERS,
+    OWN,
+    checked_side_files,
+    copy_side_files,
+    left_out_notes,
+    room_for,
+    room_for_side_files,
+    write_manifest,
+)
 from mtpconvert.convert.chunking import chunk_boxes, file_count
 from mtpconvert.convert.configs import change_config, read_config
 from mtpconvert.convert.copies import compare_copies
@@ -28,7 +40,7 @@ from mtpconvert.stores.safetensors.plan import plan_layout, subset_layout
 from mtpconvert.stores.safetensors.reader import SafetensorsReader, save_headers
 from mtpconvert.stores.safetensors.writer import SafetensorsWriter
 from mtpconvert.stores.torch_dist.writer import McoreVersion, Spec, TorchDistWriter
-from mtpconvert.tensors import Shape
+from mtpconvert.tensors import DTYPE_BITS, Shape
 
 _RECORD_OVERHEAD = 2048  # bytes, generously: container around a record and its lines in .metadata
 
@@ -111,6 +123,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
     plan, reader = opened.plan, opened.reader
     arguments = _arguments(opened, options)
     changes = _config_changes(plan, options)
+    side_files = checked_side_files(source)
     notes = [
         *plan.notes,
         *compare_copies(plan, reader, use_trunk=options.mtp_copies == "use-trunk"),
@@ -119,7 +132,9 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         *without_flag(arguments),
     ]
     boxes = chunk_boxes(plan)
-    needed = plan.nbytes + _RECORD_OVERHEAD * sum(map(len, boxes.values())) + _aside_bytes(plan)
+    needed = plan.nbytes + _fill_bytes(plan) + _RECORD_OVERHEAD * sum(map(len, boxes.values())) + _aside_bytes(plan)
+    needed += room_for(len(shard.header.raw) for shard in reader.shards) + room_for_side_files(source, side_files)
+    needed += room_for([0] * 10) + (0 if reader.index_bytes is None else 2 * room_for([len(reader.index_bytes)]))
     with staged(target, overwrite=options.overwrite, needed=needed) as staging:
         folder = staging.path / options.iteration_folder
         folder.mkdir()
@@ -133,10 +148,11 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
             common={"args": arguments, "iteration": options.iteration_number},
             files=file_count(plan.nbytes),
         )
-        writer.create()
-        moved = execute(plan, reader, writer, callbacks.start(plan.nbytes))
-        writer.commit()
-        _write_assets(opened, staging.path / ASSETS, changes)
+        with closing(writer):
+            writer.create()
+            moved = execute(plan, reader, writer, callbacks.start(plan.nbytes))
+            writer.commit()
+        _write_assets(opened, side_files, staging.path / ASSETS, changes)
         tracker = "release" if options.iteration == "release" else str(options.iteration_number)
         (staging.path / TRACKER).write_text(tracker, encoding="utf-8")
         sync_tree(staging.path / ASSETS)
@@ -188,15 +204,19 @@ def _arguments(opened: HfSource, options: ToMcore) -> dict[str, Plain]:
     return arguments
 
 
+def _fill_bytes(plan: Plan) -> int:
+    return sum(fill.mcore.volume * DTYPE_BITS[plan.mcore[fill.mcore.tensor].dtype] // 8 for fill in plan.fills)
+
+
 def _aside_bytes(plan: Plan) -> int:
     return sum(plan.hf[name].nbytes for name in plan.asides)
 
 
-def _write_assets(opened: HfSource, assets: Path, changes: dict[str, Any]) -> None:
+def _write_assets(opened: HfSource, side_files: list[Path], assets: Path, changes: dict[str, Any]) -> None:
     """Side files, the layout of the shards, and the tensors that Megatron has no place for."""
     plan, reader = opened.plan, opened.reader
     assets.mkdir()
-    copy_side_files(reader.root, assets)
+    copy_side_files(reader.root, assets, side_files)
     if changes:
         change_config(assets, changes)
     layout = subset_layout(reader.layout, set(plan.hf)) if plan.dropped else reader.layout

@@ -1,0 +1,31 @@
+"""A Hugging Face directory with real headers and files of holes: as large as a test needs, at once."""
+
+from __future__ import annotations
+
+import copy
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tests.support.tiny_families import CONFIGS, units
+
+
+def write_sparse(out: Path, **overrides: Any) -> Path:
+    """Write a Qwen3 checkpoint in one BF16 file whose data are zeros that take no room on disk; returns ``out``."""
+    config = copy.deepcopy(CONFIGS["qwen3"]) | {"dtype": "bfloat16"} | overrides
+    config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    shapes = {name: shape for unit in units(config, 0, copies=False) for name, shape in unit.items()}
+    header, offset = {}, 0
+    for name, shape in shapes.items():
+        end = offset + 2 * prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    out.mkdir(parents=True)
+    (out / "config.json").write_text(json.dumps(config))
+    with (out / "model.safetensors").open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(8 + len(raw) + offset)
+    return out
