@@ -16,9 +16,11 @@ def source(tiny: Tiny, family: str, dtype: str = "F32") -> Path:
     return tiny(family, dtype=dtype, **({"mtp_layers": 2} if family in MTP_LAYERS else {}))
 
 
+@pytest.mark.parametrize("mcore_version", ["0.16", "0.19"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_local_spec(family: str, tiny: Tiny, converted: Converted) -> None:
-    directory = converted(source(tiny, family), spec="local")
+def test_local_spec(family: str, mcore_version: str, tiny: Tiny, converted: Converted) -> None:
+    """Either layout loads in either version: this runs with 0.16.1 here and with 0.19.2 in tests/mcore_next."""
+    directory = converted(source(tiny, family), spec="local", mcore_version=mcore_version)
     model = mcore.model_from_args(mcore.common_state(directory)["args"], spec="local")
     assert mcore.load_into(model, directory) == []
 
@@ -27,6 +29,7 @@ def test_local_spec(family: str, tiny: Tiny, converted: Converted) -> None:
 def te_results(tiny: Tiny, converted: Converted) -> dict[str, Any]:
     """One process with the Transformer Engine stand-in loads every family, in the default spec and dtype of users."""
     names = {family: converted(source(tiny, family, "BF16")) for family in FAMILIES}
+    names["0.19"] = converted(source(tiny, "deepseek_v3", "BF16"), mcore_version="0.19")
     names["laid out for the local spec"] = converted(source(tiny, "deepseek_v3", "BF16"), spec="local")
     directories = list(names.values())
     (results,) = run("tests.support.mcore_jobs:load", te=True, directories=directories, spec="te", dtype="bfloat16")
@@ -49,6 +52,10 @@ TENSORS = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_te_spec(family: str, te_results: dict[str, Any]) -> None:
     assert te_results[family] == {"tensors": TENSORS[family], "nan": []}
+
+
+def test_te_spec_of_the_newer_layout(te_results: dict[str, Any]) -> None:
+    assert te_results["0.19"] == {"tensors": TENSORS["deepseek_v3"], "nan": []}
 
 
 def test_te_model_refuses_a_local_layout(te_results: dict[str, Any]) -> None:
