@@ -99,9 +99,8 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
 def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) -> Conversion:
     """Convert ``source`` into the Hugging Face directory ``target``. Raises MtpConvertError."""
     refuse_overlap(target, source, inside=True)
-    if options.reference is not None:
-        refuse_overlap(target, options.reference, inside=False)
     opened = open_source(source, options)
+    refuse_overlap(target, opened.reference.folder, inside=False)
     plan, reader = opened.plan, opened.reader
     wanted = {**plan.hf, **_aside_specs(opened)}
     layout = _layout(opened, wanted, options)
