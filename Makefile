@@ -40,7 +40,7 @@ test: $(VENV)/.test
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 test-mcore-next: $(VENV_NEXT)/.test
-	$(PY_NEXT) -m pytest tests/mcore_next $(PYTEST_ARGS)
+	$(PY_NEXT) -m pytest tests/mcore_next tests/stores/test_torch_dist_mcore.py $(PYTEST_ARGS)
 
 # Each says by its exit code whether its figures are met; all are run. The others in benchmarks/ only help these.
 bench: $(VENV)/.test
