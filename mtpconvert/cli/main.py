@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "What would move where, from headers.",
     "roundtrip": "HF -> Megatron -> HF in a temporary directory; every byte compared.",
     "mappings": "List, show and check the mapping files.",
+    "accept": "Draft acceptance of the MTP layers, run by transformers.",
     "slice": "A smaller, still valid checkpoint: first layers, first experts, MTP kept.",
 }
 
@@ -83,7 +84,7 @@ def call(arguments: list[str]) -> int:
         if debug:
             raise
         click.echo(f"mtpconvert: internal error: {type(error).__name__}: {error}", err=True)
-        click.echo("  next:  this is a fault of mtpconvert; run 'mtpconvert --debug ...' and report what it says", err=True)
+        click.echo("  next:  this is a fault of mtpconvert; run 'mtpconvert --debug ...' and report it", err=True)
         return INTERNAL_ERROR
 
 

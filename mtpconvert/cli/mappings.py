@@ -12,10 +12,9 @@ from mtpconvert.convert.configs import read_json
 from mtpconvert.errors import ConfigError, MappingError
 from mtpconvert.mapping import catalogue
 from mtpconvert.mapping.dims import Scope
-from mtpconvert.mapping.expand import expand
+from mtpconvert.mapping.expand import expand, proven
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.mtp import declared_mtp
-from mtpconvert.mapping.prove import prove
 
 MEGATRON_VOCAB_MULTIPLE = 128  # megatron/training/arguments.py: default of --make-vocab-size-divisible-by
 
@@ -85,7 +84,7 @@ def _totals(mapping: Mapping, label: str, config: dict[str, Any]) -> str:
     vocab = scope.integer("vocab_size")
     padded = -(-vocab // MEGATRON_VOCAB_MULTIPLE) * MEGATRON_VOCAB_MULTIPLE
     expansion = expand(mapping, scope, padded, None)
-    proof = prove(expansion.tiles, expansion.fills)
+    proof = proven(mapping, expansion)
     aliases = len(expansion.aliases)
     return (
         f"{mapping.architecture} {label}: {proof.tiles:,} tiles and {aliases} copies;"

@@ -6,13 +6,14 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mtpconvert.errors import ConfigError, MappingError
+from mtpconvert.errors import ConfigError, MappingError, NotABijectionError
 from mtpconvert.mapping.dims import Scope, evaluate
 from mtpconvert.mapping.layers import select_layers
 from mtpconvert.mapping.model import Mapping as MappingFile
 from mtpconvert.mapping.model import Row
 from mtpconvert.mapping.ops import ALIASES, OPS, Op, expert_stack
-from mtpconvert.tensors import Copy, Fill, Shape, Tile
+from mtpconvert.mapping.prove import Proof, prove
+from mtpconvert.tensors import Block, Copy, Fill, Shape, Tile
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -42,6 +43,12 @@ class Expansion:
     aliases: dict[str, tuple[Expected, Copy]] = field(default_factory=dict)
     asides: dict[str, tuple[Expected, str]] = field(default_factory=dict)
     variants: dict[str, str] = field(default_factory=dict)  # "variant @ prefix" -> the group that applies
+    more_rows: dict[str, list[str]] = field(default_factory=dict)  # tensor -> rows that name it after the first one
+
+    def rows_of(self, tensor: str) -> list[str]:
+        """Where the mapping names the tensor, as far as it does."""
+        first = [side[tensor].row for side in (self.hf, self.mcore) if tensor in side]
+        return first + self.more_rows.get(tensor, [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,17 @@ def expand(mapping: MappingFile, scope: Scope, padded_vocab: int, hf_present: Co
     return result
 
 
+def proven(mapping: MappingFile, expansion: Expansion) -> Proof:
+    """``prove`` the expansion; a NotABijectionError names the file and the rows at fault too."""
+    try:
+        return prove(expansion.tiles, expansion.fills)
+    except NotABijectionError as error:
+        words = (error.where or "").split()
+        rows = dict.fromkeys(row for word in words for row in expansion.rows_of(word))
+        error.where = f"{error.where} ({mapping.file}; {'; '.join(rows)})"
+        raise
+
+
 def _resolve_aliases(result: Expansion) -> None:
     """Point every alias at the tensor of ``hf`` that it repeats. Raises MappingError where there is none."""
     names = [*result.hf, *result.aliases, *result.asides]
@@ -126,14 +144,22 @@ def _instantiate(entry: _Compiled, hf: str, mcore: str, mtp: int | None, padded_
         if isinstance(piece, Copy):
             raise MappingError("an op of OPS yielded a Copy", where=row.place)
         block = piece.mcore
-        if block.tensor not in result.mcore:
-            result.mcore[block.tensor] = Expected(block.tensor, block.shape, row.dtype, row.place, mtp)
+        _expect(result.mcore, block, row, mtp, result.more_rows)
         if isinstance(piece, Fill):
             result.fills.append(piece)
             continue
         result.tiles.append(piece)
-        if piece.hf.tensor not in result.hf:
-            result.hf[piece.hf.tensor] = Expected(piece.hf.tensor, piece.hf.shape, row.dtype, row.place, mtp)
+        _expect(result.hf, piece.hf, row, mtp, result.more_rows)
+
+
+def _expect(
+    side: dict[str, Expected], block: Block, row: Row, mtp: int | None, more_rows: dict[str, list[str]]
+) -> None:
+    known = side.get(block.tensor)
+    if known is None:
+        side[block.tensor] = Expected(block.tensor, block.shape, row.dtype, row.place, mtp)
+    elif known.row != row.place and row.place not in more_rows.get(block.tensor, []):
+        more_rows.setdefault(block.tensor, []).append(row.place)
 
 
 def _compile(

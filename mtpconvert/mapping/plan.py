@@ -15,7 +15,7 @@ from typing import Any, Literal
 from mtpconvert.errors import UsageError
 from mtpconvert.mapping import check
 from mtpconvert.mapping.dims import Scope
-from mtpconvert.mapping.expand import Expansion, expand
+from mtpconvert.mapping.expand import Expansion, expand, proven
 from mtpconvert.mapping.model import Mapping as MappingFile
 from mtpconvert.mapping.mtp import (
     MCORE_MTP,
@@ -26,7 +26,7 @@ from mtpconvert.mapping.mtp import (
     present_in_hf,
     present_in_mcore,
 )
-from mtpconvert.mapping.prove import Proof, prove
+from mtpconvert.mapping.prove import Proof
 from mtpconvert.tensors import Block, Copy, Fill, Inventory, TensorSpec, Tile
 
 Direction = Literal["hf2mcore", "mcore2hf"]
@@ -137,7 +137,7 @@ def plan_to_mcore(
     scope.symbols["mtp_layers"] = layers
     vocab = scope.integer("vocab_size")
     expansion = expand(mapping, scope, -(-vocab // vocab_multiple) * vocab_multiple, source)
-    proof = prove(expansion.tiles, expansion.fills)
+    proof = proven(mapping, expansion)
     asides = {name: reason for name, (_, reason) in expansion.asides.items() if name in source}
     copies = [copy for name, (_, copy) in expansion.aliases.items() if name in source]
     check.hf_source(expansion, source, scope.value("num_hidden_layers"), where)
@@ -184,7 +184,7 @@ def plan_to_hf(
         scope.config = {**config, "vocab_size": vocab_rows}
     padded = check.megatron_vocab_rows(source, scope.integer("vocab_size"), where)
     expansion = expand(mapping, scope, padded, reference)
-    proof = prove(expansion.tiles, expansion.fills)
+    proof = proven(mapping, expansion)
     check.mcore_source(expansion, source, where)
     mcore = dict(source)
     hf = check.derived(expansion, mcore, "hf", where)

@@ -1,10 +1,6 @@
-"""What the tests of a folder share: a scratch folder in memory; hypothesis without a time limit, with few examples."""
+"""What the tests of the command line share."""
 
-from hypothesis import settings
-
+from tests.support.command_line import run
 from tests.support.scratch import memory
 
-__all__ = ["memory"]
-
-settings.register_profile("shared-machine", deadline=None, max_examples=60)
-settings.load_profile("shared-machine")
+__all__ = ["memory", "run"]
