@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from mtpconvert.audit.arguments_check import check_arguments
@@ -41,6 +45,23 @@ def audit(
     """
     if level not in LEVELS:
         raise ValueError(f"level {level!r}: one of {LEVELS}")
+    with _no_collection():
+        return _audit(left, right, level, trained, waivers or [], today or date.today())
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the garbage collector: it walks hundreds of thousands of small objects over and over and frees none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Waiver], today: date) -> Report:
     one, two = open_side(left, "left"), open_side(right, "right")
     here, there = mtp_layers(one), mtp_layers(two)
     about_one, about_two = _descriptions(one, two)
@@ -63,10 +84,10 @@ def audit(
         from mtpconvert.audit.trained import check_trained
 
         findings += check_trained(one, two, plan, bits, here, there)
-    findings = _settle(findings, plan, waivers or [], today or date.today())
+    findings = _settle(findings, plan, waivers, today)
     return Report(
         _summary(one), _summary(two), level, trained, ledger,
-        len(plan.matched), bits.nbytes, findings, _states(one, two, plan, bits, here, there, level), bits.copies,
+        len(plan.matched), bits.nbytes, findings, partial(_states, one, two, plan, bits, here, there), bits.copies,
     )  # fmt: skip
 
 
@@ -93,9 +114,7 @@ def _summary(side: Side) -> SideSummary:
     return SideSummary(str(side.root), side.kind, side.layout, len(side.inventory), side.bytes_total)
 
 
-def _states(
-    one: Side, two: Side, plan: Plan, bits: Bits, here: MtpLayers, there: MtpLayers, level: str
-) -> list[TensorState]:  # fmt: skip
+def _states(one: Side, two: Side, plan: Plan, bits: Bits, here: MtpLayers, there: MtpLayers) -> list[TensorState]:
     """The state of every tensor of the right, and of those of the left that are missing there."""
     extra, mtp = set(plan.unexpected), there.all_names() | here.all_names()
 
@@ -105,13 +124,8 @@ def _states(
         return "equal" if name in bits.equal else "differs" if name in bits.unequal else "unread"
 
     states = [
-        TensorState(
-            name,
-            state(name),
-            name in mtp, spec.shape, spec.dtype,
-        )
-        for name, spec in two.inventory.items()
-    ]  # fmt: skip
+        TensorState(name, state(name), name in mtp, spec.shape, spec.dtype) for name, spec in two.inventory.items()
+    ]
     for name in plan.missing:
         spec = one.inventory.get(name)
         states.append(

@@ -37,7 +37,7 @@ def audit_bits(left: Side, right: Side, one: Description, two: Description, plan
     bits = Bits()
     for side in (left, right):
         bits.findings += _check_crcs(side)
-    bits.outcomes = compare_pairs(plan.pairs, left, right)
+    bits.outcomes = compare_pairs(plan.all_pairs(left), left, right)
     by_tensor: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in bits.outcomes:
         if not outcome.pair.copy:

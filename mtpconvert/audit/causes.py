@@ -32,7 +32,7 @@ class Explainer:
     ) -> None:  # fmt: skip
         self.bench, self.left, self.right = bench, left, right
         self.left_meanings, self.right_meanings = _table(one.usable), _table(two.usable)
-        self.pieces = Pieces(bench, left, right, plan.pairs, self.left_meanings)
+        self.pieces = Pieces(bench, left, right, plan.all_pairs(left), self.left_meanings)
         self._looked = 0
 
     def explain(self, bad: list[Outcome]) -> str | None:

@@ -7,15 +7,10 @@ from collections import defaultdict
 
 from mtpconvert.audit.pairs import Pair, meet, narrowed, order_within
 from mtpconvert.audit.roles.algebra import Placement, Role
-from mtpconvert.tensors import Box, whole
+from mtpconvert.tensors import Box
 
 Key = tuple[str, str]
 Holders = dict[Key, list[Placement]]
-
-
-def by_name(left: dict[str, tuple[int, ...]], names: list[str]) -> list[Pair]:
-    """Whole tensors against whole tensors of the same name and shape."""
-    return [Pair(whole(name, left[name]), whole(name, left[name])) for name in names]
 
 
 def holders_of(placements: list[Placement]) -> Holders:

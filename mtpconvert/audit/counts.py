@@ -11,7 +11,6 @@ from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import UNDECLARED_IS_USUAL, MtpLayers, count_keys, declared, trunk_layers
 from mtpconvert.audit.readers.side import Side
 
-_EXPERT = re.compile(r"^(?P<stem>.+\.experts)\.(?P<e>\d+)\.", re.A)
 _TRUNK = re.compile(
     r"^(?:(?:model|language_model|llm|backbone|transformer|module|decoder)\.)*(?:decoder\.)?layers\.(?P<n>\d+)\.", re.A
 )
@@ -85,7 +84,8 @@ def _changed_counts(base: Side, side: Side) -> list[Finding]:
 def _layer_set(side: Side, mtp: MtpLayers) -> list[Finding]:
     """Trunk layers by name are 0 to n-1, and n is the config's."""
     mtp_names = mtp.all_names()
-    numbers = {int(m["n"]) for name in side.inventory if name not in mtp_names and (m := _TRUNK.match(name))}
+    stems = {name.split(".experts.", 1)[0] for name in side.inventory if name not in mtp_names}
+    numbers = {int(m["n"]) for stem in stems if (m := _TRUNK.match(stem + "."))}
     source = side.config if side.is_huggingface else side.arguments
     count = trunk_layers(source)
     if not numbers or count is None:
@@ -100,8 +100,10 @@ def _layer_set(side: Side, mtp: MtpLayers) -> list[Finding]:
 def _expert_sets(side: Side) -> list[Finding]:
     sets: dict[str, set[int]] = defaultdict(set)
     for name in side.inventory:
-        if ".experts." in name and (match := _EXPERT.match(name)):
-            sets[match["stem"]].add(int(match["e"]))
+        stem, experts, rest = name.partition(".experts.")
+        number = rest.partition(".")[0]
+        if experts and number.isdecimal():
+            sets[stem + ".experts"].add(int(number))
     wanted = max((len(numbers) for numbers in sets.values()), default=0)
     return [
         finding(
@@ -123,7 +125,9 @@ def _names(side: Side) -> list[Finding]:
         found.append(
             finding("spelling-mixed", "mtp.layers.* is spelt transformer_layer and mtp_model_layer", side=side.label)
         )
-    repeated = [name for name in side.inventory if _repeats_segment(name)]
+    repeated = []
+    if any(_repeats_segment(name) for name in side.templates()):
+        repeated = [name for name in side.inventory if _repeats_segment(name)]
     if repeated:
         text = f"{len(repeated)} names repeat a path segment, the first is {repeated[0]}"
         found.append(finding("segment-repeated", text, side=side.label, tensor=repeated[0], count=len(repeated)))
@@ -161,11 +165,10 @@ def _levels(config: dict[str, Any], path: str = "") -> list[tuple[str, dict[str,
 def _vocabulary(side: Side) -> list[Finding]:
     sizes = [level["vocab_size"] for _, level in _levels(side.config or {}) if isinstance(level.get("vocab_size"), int)]
     found: list[Finding] = []
-    for name, spec in side.inventory.items():
-        if (
-            not name.endswith(("embed_tokens.weight", "lm_head.weight", "word_embeddings.weight"))
-            or len(spec.shape) != 2
-        ):
+    tables = ("embed_tokens.weight", "lm_head.weight", "word_embeddings.weight")
+    for name in [name for name in side.inventory if name.endswith(tables)]:
+        spec = side.inventory[name]
+        if len(spec.shape) != 2:
             continue
         if sizes and spec.shape[0] not in sizes:
             few = spec.shape[0] < max(sizes)
@@ -176,10 +179,9 @@ def _vocabulary(side: Side) -> list[Finding]:
 
 def _head(side: Side) -> list[Finding]:
     """Output head: stored, tied (flag at any level), or lost."""
-    names = [
-        name for name in side.inventory if name.endswith(("lm_head.weight", "output.weight")) and "mtp" not in name
-    ]
-    embedding = any(name.endswith(("embed_tokens.weight", "word_embeddings.weight")) for name in side.inventory)
+    words = side.templates()
+    names = [name for name in words if name.endswith(("lm_head.weight", "output.weight")) and "mtp" not in name]
+    embedding = any(name.endswith(("embed_tokens.weight", "word_embeddings.weight")) for name in words)
     flags = [level["tie_word_embeddings"] for _, level in _levels(side.config or {}) if "tie_word_embeddings" in level]
     if names or not embedding or side.config is None:
         return []

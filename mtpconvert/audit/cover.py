@@ -37,6 +37,8 @@ def check_cover(side: Side, placements: list[Placement]) -> tuple[list[Placement
         if name in bad or name not in side.inventory:
             bad.add(name)
             continue
+        if len(holders) == 1 and holders[0].block.box == tuple([(0, n) for n in holders[0].block.grid]):
+            continue
         why = cover_fault([holder.block for holder in holders], side.inventory[name].shape)
         if why is not None:
             bad.add(name)
@@ -47,7 +49,7 @@ def check_cover(side: Side, placements: list[Placement]) -> tuple[list[Placement
 def cover_fault(blocks: Iterable[Block], shape: tuple[int, ...]) -> str | None:
     """None if the blocks are disjoint and fill ``shape``; else what is wrong, with the first element concerned."""
     blocks = list(blocks)
-    if len(blocks) == 1 and all(b - a == n for (a, b), n in zip(blocks[0].box, blocks[0].grid, strict=True)):
+    if len(blocks) == 1 and blocks[0].box == tuple([(0, extent) for extent in blocks[0].grid]):
         return None
     import numpy as np
 

@@ -11,15 +11,22 @@ from mtpconvert.audit.readers.side import Side
 def check_dtypes(left: Side, right: Side, plan: Plan) -> list[Finding]:
     """One finding per right tensor whose dtype is not its source's. ``bits`` adds what it did to the values."""
     seen: dict[str, Finding] = {}
+    for name in plan.common:
+        before, after = left.inventory[name].dtype, right.inventory[name].dtype
+        if before != after:
+            seen[name] = _changed(name, name, before, after)
     for pair in plan.pairs:
         before, after = dtypes_of(pair, left, right)
         if before == after or pair.right.tensor in seen:
             continue
-        narrower = right_bits(after) < right_bits(before)
-        text = f"{pair.right.tensor}: {before} on the left ({pair.left.tensor}), {after} on the right"
-        code = "narrowed" if narrower else "dtype-changed"
-        seen[pair.right.tensor] = finding(code, text, side="both", tensor=pair.right.tensor, other=pair.left.tensor)
+        seen[pair.right.tensor] = _changed(pair.right.tensor, pair.left.tensor, before, after)
     return list(seen.values())
+
+
+def _changed(name: str, source: str, before: str, after: str) -> Finding:
+    code = "narrowed" if right_bits(after) < right_bits(before) else "dtype-changed"
+    text = f"{name}: {before} on the left ({source}), {after} on the right"
+    return finding(code, text, side="both", tensor=name, other=source)
 
 
 def dtypes_of(pair: Pair, left: Side, right: Side) -> tuple[str, str]:

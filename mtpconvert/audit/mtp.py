@@ -96,11 +96,15 @@ def mtp_layers(side: Side) -> MtpLayers:
     names, prefixes = side.inventory.keys(), dict[int, str]()
     found: dict[int, list[str]] = {}
     trunk = trunk_layers(side.config) if side.is_huggingface else None
-    marked = _marked_layers(side) if side.is_huggingface else set()
+    marked = _marked_layers(side) if side.is_huggingface and trunk is None else set()
     pattern = (side.config or {}).get("mtp_hybrid_override_pattern")
     flat = len(pattern) if isinstance(pattern, str) and pattern else 1
+    known: dict[str, tuple[int | None, str]] = {}
     for name in names:
-        layer, prefix = _layer_of(name, trunk, marked)
+        head = name[: name.find(".", name.find("layers.") + 7)]
+        if head not in known or "mtp" in name:
+            known[head] = _layer_of(name, trunk, marked)
+        layer, prefix = known[head]
         if layer is None:
             continue
         layer //= flat if prefix.endswith("mtp.layers.") or flat == 1 else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mtpconvert.audit.compose import Holders, by_name, compose, elect, holders_of, role_words, uncovered
+from mtpconvert.audit.compose import Holders, compose, elect, holders_of, role_words, uncovered
 from mtpconvert.audit.describe import Description
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import MtpLayers
@@ -20,13 +20,18 @@ class Plan:
     """``matched``: tensors of the left that something of the right answers to. ``missing``/``unexpected``: names on
     the left/right without an answer; they become findings once bytes have been looked at (a rename is found so)."""
 
-    pairs: list[Pair] = field(default_factory=list)
+    common: list[str] = field(default_factory=list)  # same name and shape on both sides
+    pairs: list[Pair] = field(default_factory=list)  # everything else: through meanings, and copies within a side
     padding: list[Placement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     optional: dict[str, str] = field(default_factory=dict)
     matched: set[str] = field(default_factory=set)
+
+    def all_pairs(self, left: Side) -> list[Pair]:
+        """``pairs``, and every common tensor against its namesake."""
+        return [Pair(block := whole(name, left.inventory[name].shape), block) for name in self.common] + self.pairs
 
 
 def make_plan(left: Side, right: Side, describe_left: Description, describe_right: Description) -> Plan:
@@ -60,7 +65,7 @@ def _same_framework(plan: Plan, left: Side, right: Side, one: Description, two: 
         elif name not in left.broken and name not in right.broken:
             common.append(name)
     plan.unexpected = [name for name in there if name not in here]
-    plan.pairs = by_name({name: here[name].shape for name in common}, common)
+    plan.common = common
     if (plan.missing or plan.unexpected) and one.known and two.known:
         _other_layouts(plan, one, two)
     for description, side in ((one, left), (two, right)):

@@ -43,8 +43,11 @@ def check_quantisation(side: Side, mtp: MtpLayers) -> list[Finding]:
     def fault(code: str, message: str, tensor: str | None = None, **detail: Any) -> None:
         found.append(finding(code, message, side=side.label, tensor=tensor, **detail))
 
-    quantised = {stem for name, spec in side.inventory.items() if (stem := _quantised_stem(name, spec.dtype))}
     schemes = list(_schemes(side.config or {}))
+    small = any(spec.dtype in _SMALL for spec in side.inventory.values())
+    if not schemes and not small and not any(name.endswith((*_PACKED, *_SCALES)) for name in side.inventory):
+        return []
+    quantised = {stem for name, spec in side.inventory.items() if (stem := _quantised_stem(name, spec.dtype))}
     _check_scales(side, fault)
     for stem in sorted(quantised):
         if _ROUTER.search(stem):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +91,7 @@ class Report:
     tensors: int
     nbytes: int
     findings: list[Finding]
-    states: list[TensorState] = field(default_factory=list)
+    states: Callable[[], list[TensorState]] = list  # worked out when a map is drawn
     copies: list[str] = field(default_factory=list)
 
     def failing(self, fail_on: str = "error") -> list[Finding]:

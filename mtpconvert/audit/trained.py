@@ -31,7 +31,7 @@ def check_trained(left: Side, right: Side, plan: Plan, bits: Bits, here: MtpLaye
     """Findings about values, each with the statistic behind it."""
     mtp_names = there.all_names()
     sources: dict[str, list[str]] = {}
-    for pair in plan.pairs:
+    for pair in plan.all_pairs(left):
         if not pair.copy:
             sources.setdefault(pair.right.tensor, []).append(pair.left.tensor)
     pairs = _Pairs(sources, bits.equal, bits.unequal)

@@ -111,6 +111,9 @@ def _check_index(path: Path, headers: dict[str, Header], side: Side, *, single: 
                 "index-missing-file",
                 f"names {name}, which is not there; {len(tensors)} tensors live in it: {some(tensors)}",
             )
+    if weight_map == side.home and single:
+        _total_size(table, side.bytes_total, fault)
+        return found
     for tensor, name in weight_map.items():
         if name in headers and tensor not in headers[name].specs and headers[name].specs:
             near = get_close_matches(tensor, headers[name].specs, 1)
@@ -129,14 +132,14 @@ def _check_index(path: Path, headers: dict[str, Header], side: Side, *, single: 
     for name in headers:
         if name not in listed and single:
             fault("file-stray", f"does not name {name} ({len(headers[name].specs)} tensors)")
-    _total_size(table, weight_map, side, fault)
+    listed_bytes = sum(side.inventory[tensor].nbytes for tensor in weight_map if tensor in side.inventory)
+    _total_size(table, listed_bytes, fault)
     return found
 
 
-def _total_size(table: dict[str, Any], weight_map: dict[str, str], side: Side, fault: Any) -> None:
+def _total_size(table: dict[str, Any], actual: int, fault: Any) -> None:
     metadata = table.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    actual = sum(side.inventory[tensor].nbytes for tensor in weight_map if tensor in side.inventory)
     if total is None:
         fault("index-no-total-size", "has no metadata.total_size")
     elif not isinstance(total, int | float) or int(total) != actual:

@@ -10,6 +10,8 @@ from typing import Any
 from mtpconvert.audit.findings import Finding
 from mtpconvert.tensors import DTYPE_BITS, Box, Inventory, Shape
 
+_NO_DIGITS = {ord(digit): "#" for digit in "0123456789"}
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -60,6 +62,17 @@ class Side:
     replicas: dict[str, list[Sequence[Piece]]] = field(default_factory=dict)
     objects: int = 0
     bytes_total: int = 0
+    _templates: list[str] | None = None
+
+    def templates(self) -> list[str]:
+        """One name for each set of names that differ in their numbers only, for checks that read names as words.
+
+        Of experts only those of number 0: the others differ from it by their number, or another check says so.
+        """
+        if self._templates is None:
+            names = [name for name in self.inventory if ".experts." not in name or ".experts.0." in name]
+            self._templates = list({name.translate(_NO_DIGITS): name for name in reversed(names)}.values())
+        return self._templates
 
     @property
     def is_huggingface(self) -> bool:

@@ -35,7 +35,7 @@ def _data(report: Report, fail_on: str) -> dict[str, object]:
 def _map(report: Report) -> list[dict[str, object]]:
     """Rows of the map: one per layer, MTP rows last and marked; experts of a kind share one cell."""
     rows: dict[tuple[bool, str, int], dict[str, dict[str, object]]] = {}
-    for tensor in report.states:
+    for tensor in report.states():
         match = _LAYER.match(tensor.name)
         head, number, tail = "", -1, tensor.name
         if match and match["n"] is not None:
