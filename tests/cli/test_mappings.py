@@ -15,7 +15,7 @@ from tests.support.mapping_files import BASE, CONFIG, written
 from tests.support.tiny import write_tiny
 from tests.support.tiny_families import CONFIGS, units
 
-# DeepSeek-V3 by hand in test_the_full_size_numbers_by_hand; the elements of the others are the parameter counts that the
+# DeepSeek-V3: see test_the_full_size_numbers_by_hand. The elements of the others are the parameter counts that the
 # hub shows for Llama-3.1-8B, Mistral-Nemo-Base-2407, Qwen2.5-7B and Qwen3-8B.
 FULL = {
     "DeepseekV3ForCausalLM": (46_181, 2, 46_183, 925, 682_636_487_424),
