@@ -113,6 +113,12 @@ def test_biases_of_norms_follow_their_weights() -> None:
     assert renamed[base + "mlp.linear_fc1.layer_norm_bias"] == base + "pre_mlp_layernorm.bias"
 
 
+def test_a_norm_between_a_router_and_a_dense_mlp_is_left_alone() -> None:
+    siblings = ("mlp.router.weight", "mlp.linear_fc1.weight", "mlp.linear_fc1.layer_norm_weight")
+    names = [f"decoder.layers.0.{name}" for name in siblings]
+    assert dialects.canonical_names(names) == {name: name for name in names}
+
+
 def test_shared_indexer_layers_of_dsa_keep_their_norms() -> None:
     names, _ = keys("te-dsa-shared-indexer.0.19.2")
     assert "decoder.layers.2.self_attention.kv_layernorm.weight" in names  # a layer without an indexer of its own

@@ -66,6 +66,34 @@ def test_a_strided_chunk_keeps_its_strides(saved: Path) -> None:
     assert chunk.strides == (2, 10)  # [5, 4] of two bytes, saved as the transpose of [4, 5]
 
 
+def test_halves_and_experts_under_keys_of_their_own(tmp_path: Path) -> None:
+    """The keys of ``singleton_local_shards``: one for each expert, gate and up halves apart."""
+    base = "decoder.layers.1.mlp."
+    state = {
+        f"{base}experts.experts.{e}.linear_fc1.weight_{half}": tensor(
+            (3, 2), "BF16", 100 * e + (50 if half == "v" else 0)
+        )
+        for e in range(3)
+        for half in "wv"
+    }
+    state |= {f"{base}experts.experts.{e}.linear_fc2.weight": tensor((2, 3), "BF16", 900 + e) for e in range(3)}
+    state |= {
+        f"{base}shared_experts.linear_fc1.weight_w": tensor((2, 4), "F32", 0),
+        f"{base}shared_experts.linear_fc1.weight_v": tensor((2, 4), "F32", 8),
+    }
+    dcp_save(tmp_path, state)
+    reader = TorchDistReader(tmp_path)
+    gate_up = [[pattern((3, 2), "BF16", 100 * e), pattern((3, 2), "BF16", 100 * e + 50)] for e in range(3)]
+    fc1 = np.stack([np.concatenate(halves) for halves in gate_up])
+    np.testing.assert_array_equal(read_bits(reader, f"{base}experts.experts.linear_fc1.weight"), fc1)
+    fc2 = np.stack([pattern((2, 3), "BF16", 900 + e) for e in range(3)])
+    np.testing.assert_array_equal(read_bits(reader, f"{base}experts.experts.linear_fc2.weight"), fc2)
+    shared = pattern((4, 4), "F32", 0)
+    np.testing.assert_array_equal(read_bits(reader, f"{base}shared_experts.linear_fc1.weight"), shared)
+    strides = {chunk.strides for chunk in reader.chunks(f"{base}experts.experts.linear_fc1.weight")}
+    assert strides == {(12, 4, 2)}  # C order of a [1, 3, 2] box of two-byte elements
+
+
 def test_everything_else_is_counted(saved: Path) -> None:
     reader = TorchDistReader(saved)
     assert reader.objects == {"optimizer": 2, "extra_state": 1, "rng_state": 1, "unknown": 1}

@@ -90,6 +90,8 @@ def test_our_records_are_read_by_torch_and_zipfile(name: str, base: int, tmp_pat
         assert len(layout.header(0)) == layout.data - base
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             assert archive.testzip() is None
+            local = archive.getinfo("archive/data/0").header_offset
+        assert struct.unpack_from("<I", data, local + 14) == (zlib.crc32(payload),)  # zipfile looks at the other one
         got = torch.load(io.BytesIO(data), weights_only=True)
         assert (got.dtype, got.shape, got.is_contiguous()) == (tensor.dtype, tensor.shape, True)
         assert bits(got) == payload
