@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 # Restored by --use-checkpoint-args (checkpointing.py:load_args_from_checkpoint, 0.19.2). Argument -> flag; a flag with
-# "!" is given when the argument is False, one with "?" when it is True, any other with the value unless that is None.
+# "!" is given when the argument is False, one with "?" when it is True, of two with "|" the first for True and the
+# second for False, any other with the value unless that is None.
 RESTORED: dict[str, str] = {
     "num_layers": "--num-layers",
     "hidden_size": "--hidden-size",
@@ -63,7 +64,9 @@ NOT_RESTORED: dict[str, str] = {
     "yarn_original_max_position_embeddings": "--yarn-original-max-position-embeddings",
     "yarn_beta_fast": "--yarn-beta-fast",
     "yarn_beta_slow": "--yarn-beta-slow",
-    "yarn_correction_range_round_to_int": "--no-yarn-correction-range-round-to-int!",
+    "yarn_correction_range_round_to_int": (
+        "--yarn-correction-range-round-to-int|--no-yarn-correction-range-round-to-int"
+    ),
     "window_size": "--window-size",
     "window_attn_skip_freq": "--window-attn-skip-freq",
     "moe_router_num_groups": "--moe-router-num-groups",
@@ -97,6 +100,8 @@ def _words(flag: str, value: Any) -> list[str]:
         return [flag[:-1]] if value is False else []
     if value is None:
         return []
+    if "|" in flag:
+        return [flag.split("|")[0 if value else 1]]
     return [flag, _spelling(value)]
 
 

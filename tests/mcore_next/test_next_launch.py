@@ -1,6 +1,8 @@
 """Megatron-LM 0.19.2's own parser and ``load_args_from_checkpoint`` read what a conversion writes and prints."""
 
 import dataclasses
+import inspect
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,12 @@ from typing import Any
 import pytest
 
 from mtpconvert.convert.launch_flags import launch_flags
+from tests.convert.test_arguments import READ_BY_MEGATRON
 from tests.evidence.test_forward import TOLERANCE, VARIANTS, distance, tokens
 from tests.support import mcore, mcore_forward
 from tests.support.frameworks_convert import FAMILIES, Converted, Tiny, to_hf
 from tests.support.frameworks_hf import hf_trunk_logits
+from tests.support.mcore_cpu import cpu_patches, quiet
 from tests.support.mcore_launch import core_config, launched, model_config
 from tests.support.tiny import sha256_tree
 
@@ -21,6 +25,19 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {family: (family, {}) for famil
 ELSEWHERE = {"norm_epsilon", "apply_layernorm_1p", "use_rotary_position_embeddings", "seq_length", "vocab_size"}
 # Values that no flag brings into the model, said by ``without_flag``: fields of MLATransformerConfig
 NO_FLAG = {"original_max_position_embeddings", "beta_fast", "beta_slow"}
+
+
+def test_every_argument_that_megatron_reads_is_written(tiny: Tiny, converted: Converted) -> None:
+    """By the source of the installed ``load_args_from_checkpoint``: each of its ``_set_arg`` calls."""
+    cpu_patches()
+    with quiet():
+        from megatron.training import checkpointing
+
+    code = inspect.getsource(checkpointing.load_args_from_checkpoint)
+    read = set(re.findall(r"_set_arg\(\s*'(\w+)'", code))
+    assert read == set(READ_BY_MEGATRON)
+    for family in FAMILIES:
+        assert read - set(vars(saved_args(converted(source(tiny, family))))) == set()
 
 
 def source(tiny: Tiny, name: str) -> Path:
@@ -61,10 +78,12 @@ def test_megatrons_own_configs(family: str, how: str, tiny: Tiny, converted: Con
     run = {name for name in mcore.CPU_SETTINGS if not name.startswith("moe_router")} | {
         "batch_p2p_comm", "calculate_per_token_loss", "cp_comm_type", "cuda_graph_modules", "inference_sampling_seed",
         "moe_router_load_balancing_type", "moe_router_fusion", "overlap_p2p_comm", "output_layer_init_method",
-        "init_method", "embedding_init_method", "mtp_loss_scaling_factor",
+        "init_method", "embedding_init_method", "mtp_loss_scaling_factor", "tensor_parallel_num_weight_shards",
+        "expert_tensor_parallel_num_weight_shards",
     }  # fmt: skip
     fields = [field.name for field in dataclasses.fields(direct) if field.name not in run]
-    assert {name: getattr(config, name) for name in fields} == {name: getattr(direct, name) for name in fields}
+    different = {name: (getattr(config, name), getattr(direct, name)) for name in fields}
+    assert {name: pair for name, pair in different.items() if pair[0] != pair[1]} == {}
     built = model_config(args)
     saved = saved_args(directory)
     assert (built.vocab_size, built.should_pad_vocab) == (128, False)

@@ -36,10 +36,18 @@ CPU_SETTINGS = {
 }
 
 
+# None in these arguments says nothing; the config class has a default that is not None
+UNSAID = (
+    "rope_type", "original_max_position_embeddings", "beta_fast", "beta_slow",
+    "mamba_state_dim", "mamba_head_dim", "mamba_num_groups",
+)  # fmt: skip
+
+
 def as_mapping(args: Mapping[str, Any] | Namespace) -> dict[str, Any]:
     return dict(vars(args)) if isinstance(args, Namespace) else dict(args)
 
 
+@quietly
 def transformer_config(args: Mapping[str, Any] | Namespace, *, spec: str, dtype: torch.dtype, **sizes: int) -> Any:
     """``TransformerConfig`` (for MLA ``MLATransformerConfig``) of these arguments, with what a CPU needs switched."""
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
@@ -57,8 +65,9 @@ def transformer_config(args: Mapping[str, Any] | Namespace, *, spec: str, dtype:
     values["bf16"] = dtype == torch.bfloat16
     if a.get("swiglu"):
         values |= {"activation_func": torch.nn.functional.silu, "gated_linear_unit": True}
-    if a.get("rope_type") is None:
-        values.pop("rope_type", None)
+    for name in UNSAID:
+        if a.get(name) is None:
+            values.pop(name, None)
     if isinstance(a.get("window_size"), list):
         values["window_size"] = tuple(a["window_size"])
     if a.get("num_experts") is None:
@@ -70,12 +79,18 @@ def transformer_config(args: Mapping[str, Any] | Namespace, *, spec: str, dtype:
         values["moe_token_dispatcher_type"] = "alltoall"
     config = cls(**values)
     if a.get("position_embedding_type") == "yarn" and not a.get("multi_latent_attention"):
-        # argument_utils.py:_apply_yarn_config_from_args
-        config.yarn_rotary_scaling_factor = a["rotary_scaling_factor"]
-        config.yarn_original_max_position_embeddings = a["yarn_original_max_position_embeddings"]
-        config.yarn_beta_fast, config.yarn_beta_slow = a["yarn_beta_fast"], a["yarn_beta_slow"]
-        config.yarn_mscale, config.yarn_mscale_all_dim = a["mscale"], a["mscale_all_dim"]
-        config.yarn_correction_range_round_to_int = a["yarn_correction_range_round_to_int"]
+        # argument_utils.py:_apply_yarn_config_from_args, with its defaults
+        fields_of = {
+            "yarn_rotary_scaling_factor": ("rotary_scaling_factor", 1.0),
+            "yarn_original_max_position_embeddings": ("yarn_original_max_position_embeddings", 4096),
+            "yarn_beta_fast": ("yarn_beta_fast", 32.0),
+            "yarn_beta_slow": ("yarn_beta_slow", 1.0),
+            "yarn_mscale": ("mscale", 1.0),
+            "yarn_mscale_all_dim": ("mscale_all_dim", 0.0),
+            "yarn_correction_range_round_to_int": ("yarn_correction_range_round_to_int", True),
+        }
+        for field, (argument, default) in fields_of.items():
+            setattr(config, field, default if a.get(argument) is None else a[argument])
     return config
 
 

@@ -11,7 +11,11 @@ from unittest import mock
 
 from tests.support.mcore_cpu import cpu_patches, quiet
 
-RUN = ("--micro-batch-size", "1", "--global-batch-size", "1", "--bf16")
+RUN = (
+    "--micro-batch-size", "1", "--global-batch-size", "1", "--bf16",
+    "--no-rope-fusion", "--no-masked-softmax-fusion", "--no-bias-swiglu-fusion", "--no-bias-dropout-fusion",
+    "--no-persist-layer-norm", "--no-gradient-accumulation-fusion", "--attention-softmax-in-fp32",
+)  # fmt: skip
 
 
 def launched(root: Path, flags: Sequence[str], *more: str) -> Namespace:
