@@ -30,7 +30,8 @@ def test_equal_arguments_have_no_problems_and_nothing_unchecked() -> None:
     [
         ("num_layers", 4), ("num_attention_heads", 8), ("hidden_size", 40), ("ffn_hidden_size", 48),
         ("norm_epsilon", 1e-5), ("layernorm_epsilon", 1e-5), ("rotary_base", 500000), ("qk_layernorm", False),
-        ("mtp_num_layers", 2), ("mtp_num_layers", None), ("moe_layer_freq", [1, 1, 1]), ("moe_router_topk_scaling_factor", 1.0),
+        ("mtp_num_layers", 2), ("mtp_num_layers", None), ("moe_layer_freq", [1, 1, 1]),
+        ("moe_router_topk_scaling_factor", 1.0),
         ("moe_router_score_function", "softmax"), ("q_lora_rank", None), ("multi_latent_attention", False),
         ("untie_embeddings_and_output_weights", False), ("window_size", (127, 0)), ("padded_vocab_size", 64),
     ],
