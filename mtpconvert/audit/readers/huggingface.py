@@ -99,6 +99,8 @@ def _check_index(path: Path, headers: dict[str, Header], side: Side, *, single: 
     try:
         table = json.loads(path.read_bytes())
         weight_map: dict[str, str] = dict(table["weight_map"].items())
+        if not all(isinstance(name, str) for name in weight_map.values()):
+            raise TypeError("weight_map gives something else than file names")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         fault("index-unreadable", f"no weight_map can be read ({error!r})")
         return found

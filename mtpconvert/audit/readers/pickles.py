@@ -52,6 +52,9 @@ class Inert:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Inert:
+        return Inert(*args, **kwargs)  # what calling it would have made, as another placeholder
+
     def __setstate__(self, state: Any) -> None:
         self.__dict__["state"] = state
 

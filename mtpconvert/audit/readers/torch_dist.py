@@ -31,6 +31,17 @@ def is_torch_dist(folder: Path) -> bool:
 
 def open_torch_dist(folder: Path, label: str) -> Side:
     """Read ``.metadata`` and the arguments. CheckpointError when the metadata is not that of a DCP checkpoint."""
+    try:
+        return _open(folder, label)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise CheckpointError(
+            f"the metadata is not what torch.distributed.checkpoint writes ({error!r})",
+            where=str(folder / ".metadata"),
+            next_step="copy the checkpoint again from its origin",
+        ) from error
+
+
+def _open(folder: Path, label: str) -> Side:
     path = folder / ".metadata"
     metadata = read_pickle(path.read_bytes(), str(path))
     fields = metadata.fields() if isinstance(metadata, Inert) else {}
