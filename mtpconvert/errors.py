@@ -11,6 +11,7 @@
     ├── UnmappedTensorError       8   a tensor that nothing maps, or that a row needs and is not there
     ├── MtpLostError              9   MTP layers would be lost or invented
     ├── NotRepresentableError    10   the other side has no place for it
+    │   └── NotRunError          10   evidence that was asked for and could not be had; never a pass
     └── TargetError              11   the target cannot be written: no space, no permission, a failing disk
 
 A finding of the auditor is a value; only a conversion that must not be published turns findings into an exception.
@@ -74,6 +75,10 @@ class MtpLostError(MtpConvertError):
 
 
 class NotRepresentableError(MtpConvertError):
+    exit_code = 10
+
+
+class NotRunError(NotRepresentableError):
     exit_code = 10
 
 

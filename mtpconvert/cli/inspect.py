@@ -12,6 +12,7 @@ import click
 from mtpconvert.cli.options import EXISTING, json_option
 from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, size
 from mtpconvert.convert.configs import read_config
+from mtpconvert.evidence.speed import cost_of_dropping, lines_of, speed_report
 from mtpconvert.mapping.catalogue import architectures, file_of
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.load import load_mapping
@@ -33,6 +34,7 @@ class Inspection:
     inventory: Inventory
     mtp: MtpCount
     facts: dict[str, Any]  # what only this kind of checkpoint has
+    config: dict[str, Any]  # config.json, or the Megatron arguments
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -46,13 +48,15 @@ class Inspection:
 
 @click.command()
 @click.argument("path", type=EXISTING)
+@click.option("--speed", is_flag=True, help="Add what a decoded token reads, and what MTP is worth.")
 @json_option
-def inspect(path: Path, as_json: bool) -> None:
+def inspect(path: Path, speed: bool, as_json: bool) -> None:
     """Say what PATH holds, from its headers: kind, architecture, tensors, bytes, MTP."""
     found = detect(path)
     result = _torch_dist(found) if found.kind == "torch_dist" else _hugging_face(found)
+    report = speed_report(result.config, result.inventory) if speed else None
     if as_json:
-        print_json(_document(result))
+        print_json(_document(result) | ({} if report is None else {"speed": report.document()}))
         return
     print_notes(result.notes)
     total = sum(spec.nbytes for spec in result.inventory.values())
@@ -63,6 +67,9 @@ def inspect(path: Path, as_json: bool) -> None:
         click.echo(f"  {dtype:8} {size(nbytes)}")
     for name, value in result.facts.items():
         click.echo(f"{name.replace('_', ' ')}: {value}")
+    if report is not None:
+        for line in [*lines_of(report), *([cost_of_dropping(report)] if report.mtp else [])]:
+            click.echo(line)
     click.echo(mtp_line(result.mtp, writes=False))
 
 
@@ -78,7 +85,7 @@ def _hugging_face(found: Found) -> Inspection:
     facts = {"files": len(reader.shards), "quantisation": config.get("quantization_config", {}).get("quant_method")}
     return Inspection(
         reader.kind, found.root, names[0], names[0] in architectures(), inventory, mtp,
-        {name: value for name, value in facts.items() if value is not None}, list(reader.notes),
+        {name: value for name, value in facts.items() if value is not None}, config, list(reader.notes),
     )  # fmt: skip
 
 
@@ -103,7 +110,7 @@ def _torch_dist(found: Found) -> Inspection:
     }
     return Inspection(
         reader.kind, found.root, names[0], names[0] in architectures(), inventory, mtp,
-        {name: value for name, value in facts.items() if value is not None}, list(reader.notes),
+        {name: value for name, value in facts.items() if value is not None}, args, list(reader.notes),
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ class Reads:
     dense: int
     shared: int
     head: int
+    embedding: int  # all rows
     embedding_row: int  # of one token
     layers: tuple[ExpertLayer, ...]
 
@@ -54,7 +55,7 @@ class Reads:
     def nbytes(self, tokens: int) -> float:
         """Bytes that a pass over ``tokens`` tokens reads, each weight once."""
         routed = sum(layer.distinct(tokens) * layer.nbytes for layer in self.layers)
-        return self.dense + self.shared + self.head + routed + tokens * self.embedding_row
+        return self.dense + self.shared + self.head + routed + min(tokens * self.embedding_row, self.embedding)
 
 
 def reads_of(config: Mapping[str, Any], inventory: Inventory) -> tuple[Reads, tuple[Reads, ...]]:
@@ -67,8 +68,8 @@ def reads_of(config: Mapping[str, Any], inventory: Inventory) -> tuple[Reads, tu
     mtp = {name: spec for name, spec in inventory.items() if looks_like_mtp(name, layers)}
     trunk = [spec for name, spec in inventory.items() if name not in mtp]
     embedding = next((spec for spec in trunk if _EMBEDDING.search(spec.name)), None)
-    row = 0 if embedding is None else embedding.nbytes // embedding.shape[0]
-    head = sum(spec.nbytes for spec in trunk if _HEAD.search(spec.name)) or (embedding.nbytes if embedding else 0)
+    table = (0, 0) if embedding is None else (embedding.nbytes, embedding.nbytes // embedding.shape[0])
+    head = sum(spec.nbytes for spec in trunk if _HEAD.search(spec.name)) or table[0]
     groups: dict[int, list[TensorSpec]] = {}
     every: list[TensorSpec] = []  # one set for all MTP layers, as Qwen's mtp.fc
     for name, spec in mtp.items():
@@ -76,11 +77,11 @@ def reads_of(config: Mapping[str, Any], inventory: Inventory) -> tuple[Reads, tu
         (groups.setdefault(int(number[1]), []) if number else every).append(spec)
     if every and not groups:
         groups[0] = []
-    depths = tuple(_reads([*groups[number], *every], config, row, head) for number in sorted(groups))
-    return _reads(trunk, config, row, head), depths
+    depths = tuple(_reads([*groups[number], *every], config, table, head) for number in sorted(groups))
+    return _reads(trunk, config, table, head), depths
 
 
-def _reads(specs: Iterable[TensorSpec], config: Mapping[str, Any], row: int, head: int) -> Reads:
+def _reads(specs: Iterable[TensorSpec], config: Mapping[str, Any], table: tuple[int, int], head: int) -> Reads:
     dense = shared = 0
     routed: dict[str, tuple[int, int]] = {}  # layer -> (experts, bytes of all)
     for spec in specs:
@@ -98,7 +99,7 @@ def _reads(specs: Iterable[TensorSpec], config: Mapping[str, Any], row: int, hea
             dense += spec.nbytes
     active = _integer(config, ACTIVE_KEYS, "the number of active experts") if routed else 0
     layers = tuple(ExpertLayer(count, active, nbytes // count) for count, nbytes in routed.values())
-    return Reads(dense, shared, head, row, layers)
+    return Reads(dense, shared, head, *table, layers)
 
 
 def _integer(config: Mapping[str, Any], keys: tuple[str, ...], what: str) -> int:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from mtpconvert.cli.main import call
 from mtpconvert.errors import ConfigError, UsageError
 from mtpconvert.evidence.reads import ExpertLayer
 from mtpconvert.evidence.speed import SpeedReport, cost_of_dropping, expected_tokens, lines_of, speed_report
 from mtpconvert.tensors import Inventory, TensorSpec
+from tests.support.tiny import write_tiny
 from tests.support.tiny_families import CONFIGS, units
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,3 +136,19 @@ def test_what_dropping_costs_is_said(deepseek: SpeedReport) -> None:
     said = cost_of_dropping(deepseek)
     assert "55%" in said and "85% acceptance" in said  # 1 / 1.82
     json.dumps(deepseek.document())
+
+
+def test_inspect_prints_it_for_either_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Megatron checkpoint reads what the Hugging Face one reads, its padded vocabulary (128 rows of 98) apart."""
+    model = write_tiny("deepseek_v3", tmp_path / "hf")
+    assert call(["hf2mcore", str(model), str(tmp_path / "mcore"), "--audit", "none"]) == 0
+    capsys.readouterr()
+    found = []
+    for path in (model, tmp_path / "mcore"):
+        assert call(["inspect", str(path), "--speed", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["speed"]["bytes_per_token"])
+    for reads in (*(side["trunk"] for side in found), *(side["mtp"][0] for side in found)):
+        del reads["total"], reads["head"]
+    assert found[0] == found[1]
+    assert call(["inspect", str(model), "--speed"]) == 0
+    assert "without MTP, decoding is modelled at" in capsys.readouterr().out
