@@ -106,15 +106,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def _normal(name: str, value: Any) -> Any:
-    """One spelling per meaning: absent switches are off, no MTP layers are zero, sequences are lists.
+    """One spelling per meaning: None is off or none (False == 0), sequences are lists.
 
     ``moe_layer_freq`` 1 and a list of ones mean the same layers.
     """
     if isinstance(value, list | tuple):
         listed = [int(item) for item in value]
         return 1 if name == "moe_layer_freq" and all(item == 1 for item in listed) else listed
-    if name == "mtp_num_layers":
-        return value or 0
     return False if value is None else value
 
 

@@ -57,7 +57,8 @@ def resave(
     """Load the checkpoint directory ``source`` at these sizes with the real megatron-core and save it to ``target``.
 
     ``change`` makes every value another one first (``changed``); ``padding`` fills the vocabulary rows at and after
-    ``args.vocab_size`` with a value; ``changed_args`` are what this run was launched with instead. Returns the in-memory names of this rank's tensors.
+    ``args.vocab_size`` with a value; ``changed_args`` are what this run was launched with instead. Returns the
+    in-memory names of this rank's tensors.
     """
     saved = mcore.common_state(Path(source))["args"]
     args = mcore.as_mapping(saved) | changed_args

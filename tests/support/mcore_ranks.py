@@ -22,8 +22,8 @@ class RankFailedError(AssertionError):
 def run(job: str, world: int = 1, *, te: bool = False, timeout: float = 300, **arguments: Any) -> list[Any]:
     """Call ``job`` ("package.module:function") with ``arguments`` in ``world`` processes; its results in rank order.
 
-    Arguments and results travel as JSON (paths as strings). Raises RankFailedError when a rank does, TimeoutExpired when
-    one hangs; no process outlives the call.
+    Arguments and results travel as JSON (paths as strings). Raises RankFailedError when a rank fails, TimeoutExpired
+    when one hangs; no process outlives the call.
     """
     with tempfile.TemporaryDirectory(prefix="mtpconvert-ranks-") as name:
         scratch = Path(name)
