@@ -17,11 +17,12 @@ from tests.support.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "mtpconvert"
-SHARED = {"errors", "tensors", ""}  # "": mtpconvert/__init__.py
+SHARED = {"errors", "garbage", "tensors", ""}  # "": mtpconvert/__init__.py
 ROOMS = {
     "__init__": {"audit"},  # `from mtpconvert import audit` is the library call
     "__main__": {"cli"},
     "errors": set(),
+    "garbage": set(),
     "tensors": set(),
     "mapping": {"mapping"},
     "stores": {"stores"},

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -25,6 +22,7 @@ from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.report_model import Report, SideSummary, TensorState
 from mtpconvert.audit.sidefiles import check_remote_code, check_side_files
 from mtpconvert.audit.waivers import Waiver, apply_waivers
+from mtpconvert.garbage import no_gc
 
 LEVELS = ("headers", "bits")
 
@@ -45,20 +43,8 @@ def audit(
     """
     if level not in LEVELS:
         raise ValueError(f"level {level!r}: one of {LEVELS}")
-    with _no_collection():
+    with no_gc():
         return _audit(left, right, level, trained, waivers or [], today or date.today())
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without the garbage collector: it walks hundreds of thousands of small objects over and over and frees none."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Waiver], today: date) -> Report:

@@ -16,6 +16,7 @@ from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, ConfigError, UsageError
+from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
@@ -65,6 +66,7 @@ class McoreSource:
     config_changes: dict[str, Any]
 
 
+@no_gc()
 def open_source(source: Path, options: ToHf) -> McoreSource:
     """Detect, read metadata, find the reference, check arguments, plan and prove. Reads no weights."""
     found = detect(source)

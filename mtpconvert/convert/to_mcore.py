@@ -31,6 +31,7 @@ from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, UsageError
+from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
@@ -88,6 +89,7 @@ class HfSource:
     plan: Plan
 
 
+@no_gc()
 def open_source(source: Path, options: ToMcore) -> HfSource:
     """Detect, read headers, choose the mapping, plan and prove. Reads no weights."""
     found = detect(source)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mtpconvert.errors import UsageError
+from mtpconvert.garbage import no_gc
 from mtpconvert.mapping import check
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import Expansion, expand, proven
@@ -69,6 +70,7 @@ class Plan:
         moved = {tile.hf.tensor if self.direction == "hf2mcore" else tile.mcore.tensor for tile in self.tiles}
         return sum(source[name].nbytes for name in moved)
 
+    @no_gc()
     def document(self) -> dict[str, Any]:
         """The plan as plain values: what ``plan --json`` prints; canonical, so equal plans have equal digests."""
         return {
@@ -104,7 +106,9 @@ class Plan:
         }
 
     def digest(self) -> str:
-        text = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
+        """Of the document without its notes: what is said of a plan does not change it."""
+        document = {key: value for key, value in self.document().items() if key != "notes"}
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -9,18 +9,16 @@ name or a ``__metadata__`` key that occurs twice, a tensor entry written as an a
 
 from __future__ import annotations
 
-import gc
 import json
 import reprlib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from mtpconvert.errors import CheckpointError, IncompleteError, some
+from mtpconvert.garbage import no_gc
 from mtpconvert.tensors import DTYPE_BITS, TensorSpec
 
 MAX_HEADER_BYTES = 100_000_000  # safetensors 0.8.0, tensor.rs: MAX_HEADER_SIZE
@@ -172,18 +170,6 @@ def parse_json_object(raw: bytes, where: str, what: str) -> dict[str, Any]:
 def damaged(what: str, where: str) -> CheckpointError:
     """The refusal of a file that no right writer makes."""
     return CheckpointError(what, where=where, next_step=_AGAIN)
-
-
-@contextmanager
-def no_gc() -> Iterator[None]:
-    """Hold the cyclic garbage collector: parsing makes no cycles, and its passes only cost time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _repeated(pairs: list[tuple[str, Any]]) -> list[str]:

@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from mtpconvert.errors import CheckpointError, some
-from mtpconvert.stores.safetensors.header import Header, damaged, no_gc, parse_json_object
+from mtpconvert.garbage import no_gc
+from mtpconvert.stores.safetensors.header import Header, damaged, parse_json_object
 from mtpconvert.tensors import Inventory, TensorSpec
 
 INDEX_NAME = "model.safetensors.index.json"  # transformers/utils/__init__.py: SAFE_WEIGHTS_INDEX_NAME

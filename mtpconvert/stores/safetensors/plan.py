@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mtpconvert.errors import CheckpointError, UsageError, some
-from mtpconvert.stores.safetensors.header import Header, no_gc, parse_header
+from mtpconvert.garbage import no_gc
+from mtpconvert.stores.safetensors.header import Header, parse_header
 from mtpconvert.stores.safetensors.layout import INDEX_NAME, SINGLE_NAME, Index, SafetensorsLayout, Shard
 from mtpconvert.tensors import Inventory, TensorSpec
 

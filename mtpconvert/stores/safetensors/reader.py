@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from mtpconvert.errors import CheckpointError, IncompleteError, some
+from mtpconvert.garbage import no_gc
 from mtpconvert.stores.base import Chunk
-from mtpconvert.stores.safetensors.header import Header, damaged, no_gc, parse_header, read_header
+from mtpconvert.stores.safetensors.header import Header, damaged, parse_header, read_header
 from mtpconvert.stores.safetensors.layout import INDEX_NAME, SINGLE_NAME, Index, SafetensorsLayout, Shard, parse_index
 from mtpconvert.tensors import DTYPE_BITS, Inventory, TensorSpec
 

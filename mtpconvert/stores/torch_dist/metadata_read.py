@@ -5,9 +5,7 @@ torch/distributed/checkpoint/metadata.py and filesystem.py describe the classes;
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn, TypeGuard
 
@@ -156,18 +154,6 @@ def _load(path: Path) -> inert.Metadata:
     if not isinstance(top, inert.Metadata):
         raise CheckpointError(f"{path} holds no torch DCP metadata", where=str(path), next_step="copy the file again")
     return top
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """The cyclic collector off: a million small objects live on, and each of its passes would look at all of them."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 _INTEGERS = {int}  # and no bool

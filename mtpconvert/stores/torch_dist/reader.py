@@ -8,12 +8,13 @@ from pathlib import Path
 from threading import Lock
 
 from mtpconvert.errors import CheckpointError, IncompleteError
+from mtpconvert.garbage import no_gc
 from mtpconvert.stores.base import Chunk
 from mtpconvert.stores.torch_dist.common import COMMON_STATE, Common, read_common
 from mtpconvert.stores.torch_dist.cover import show
 from mtpconvert.stores.torch_dist.kinds import check_dtypes, check_format, classify
 from mtpconvert.stores.torch_dist.logical import Piece, assemble
-from mtpconvert.stores.torch_dist.metadata_read import StoredKeys, check_files, gc_paused
+from mtpconvert.stores.torch_dist.metadata_read import StoredKeys, check_files
 from mtpconvert.stores.torch_dist.record import Record, read_record
 from mtpconvert.stores.torch_dist.stored import StoredChunk, StoredTensor
 from mtpconvert.tensors import DTYPE_BITS, Box, Inventory, Shape
@@ -36,7 +37,7 @@ class TorchDistReader:
 
     def __init__(self, iteration_dir: Path) -> None:
         self.root = Path(iteration_dir)
-        with gc_paused():
+        with no_gc():
             self._read()
         self._by_layer: dict[str, dict[int, list[StoredChunk]]] = {}
         self._fds: dict[int, int] = {}
