@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from mtpconvert.convert.assets import copy_side_files
+from mtpconvert.convert.assets import checked_side_files, copy_side_files, room_for, room_for_side_files
 from mtpconvert.convert.configs import change_config, read_config
 from mtpconvert.convert.execute import Progress
 from mtpconvert.convert.inspect_bytes import windows
@@ -38,14 +38,16 @@ def slice_checkpoint(source: Path, target: Path, options: SliceOptions, callback
     refuse_overlap(target, source, inside=True)
     reader, plan = open_slice(source, options)
     layout = plan_layout(list(plan.target.values()), parse_size(options.max_shard_size))
-    with staged(target, overwrite=options.overwrite, needed=plan.nbytes) as staging:
+    side_files = checked_side_files(source)
+    needed = room_for(shard.header.end for shard in layout.shards) + room_for_side_files(source, side_files)
+    with staged(target, overwrite=options.overwrite, needed=needed) as staging:
         writer = SafetensorsWriter(staging.path, layout)
         writer.create()
         progress = callbacks.start(plan.nbytes)
         for name in layout.inventory():
             _copy(reader, writer, name, plan.parts[name], progress)
         writer.commit()
-        copy_side_files(source, staging.path)
+        copy_side_files(source, staging.path, side_files)
         if plan.config_changes:
             change_config(staging.path, plan.config_changes)
         sync_tree(staging.path)
