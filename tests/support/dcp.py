@@ -180,7 +180,7 @@ def job_asks(spec: str, singleton: bool = False) -> dict[str, dict[str, Any]]:
     """What real GPTModels of that layer spec ask a checkpoint for: tensor keys with shapes, object keys."""
     from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
 
-    from tests.support.mcore import _metadata, model_from_args
+    from tests.support.mcore import content_metadata, model_from_args
     from tests.support.mcore_cpu import quiet
     from tests.support.mcore_roles import ARGUMENTS
 
@@ -195,7 +195,7 @@ def job_asks(spec: str, singleton: bool = False) -> dict[str, dict[str, Any]]:
     for name, arguments in ARGUMENTS.items():
         with quiet():
             model = model_from_args(arguments, spec=spec)
-            state = model.sharded_state_dict(metadata=_metadata({"singleton_local_shards": singleton}))
+            state = model.sharded_state_dict(metadata=content_metadata({"singleton_local_shards": singleton}))
         apply_factories(state)
         asked[name] = {
             "tensors": {n.key: list(n.global_shape) for n in leaves(state) if isinstance(n, ShardedTensor)},

@@ -1,11 +1,8 @@
-"""The real megatron-core GPTModel from Megatron arguments alone, its real load and its real save, on a CPU.
+"""The real megatron-core's common state and save, on a CPU; its model and its load are ``evidence/megatron_model.py``.
 
-Follows Megatron-LM: ``megatron/training/argument_utils.py:core_transformer_config_from_args``,
-``megatron/training/models/gpt.py:GPTModelBuilder`` (0.19.2; ``gpt_builders.py`` of 0.16's repository) and
-``megatron/training/checkpointing.py``. Works unchanged with megatron-core 0.16.1 and 0.19.2.
+Follows Megatron-LM's ``megatron/training/checkpointing.py``. Works unchanged with megatron-core 0.16.1 and 0.19.2.
 """
 
-import dataclasses
 import inspect
 import multiprocessing
 from argparse import Namespace
@@ -15,205 +12,31 @@ from typing import Any
 
 import torch
 
-from tests.support import te_standin
-from tests.support.mcore_cpu import cpu_patches, model_parallel, quietly
+from mtpconvert.evidence.megatron_cpu import cpu_patches, model_parallel, quietly
+from mtpconvert.evidence.megatron_model import (
+    as_mapping,
+    content_metadata,
+    fill_nan,
+    load_into,
+    model_from_args,
+    still_nan,
+    stored_tensors,
+    transformer_config,
+)
 
-CPU_SETTINGS = {
-    "use_cpu_initialization": True,
-    "bias_activation_fusion": False,
-    "bias_dropout_fusion": False,
-    "masked_softmax_fusion": False,
-    "apply_rope_fusion": False,
-    "gradient_accumulation_fusion": False,
-    "persist_layer_norm": False,
-    "deallocate_pipeline_outputs": True,
-    "moe_token_dispatcher_type": "allgather",
-    "moe_router_load_balancing_type": "none",
-    "moe_permute_fusion": False,
-    "moe_router_fusion": False,
-    "attention_dropout": 0.0,
-    "hidden_dropout": 0.0,
-}
-
-
-# None in these arguments says nothing; the config class has a default that is not None
-UNSAID = (
-    "rope_type", "original_max_position_embeddings", "beta_fast", "beta_slow",
-    "mamba_state_dim", "mamba_head_dim", "mamba_num_groups",
-)  # fmt: skip
-
-
-def as_mapping(args: Mapping[str, Any] | Namespace) -> dict[str, Any]:
-    return dict(vars(args)) if isinstance(args, Namespace) else dict(args)
-
-
-@quietly
-def transformer_config(args: Mapping[str, Any] | Namespace, *, spec: str, dtype: torch.dtype, **sizes: int) -> Any:
-    """``TransformerConfig`` (for MLA ``MLATransformerConfig``) of these arguments, with what a CPU needs switched."""
-    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
-
-    a = as_mapping(args)
-    cls = MLATransformerConfig if a.get("multi_latent_attention") else TransformerConfig
-    fields = {field.name for field in dataclasses.fields(cls)}
-    values = {name: value for name, value in a.items() if name in fields}
-    # where the field has another name than the argument, or one that is derived
-    values["layernorm_epsilon"] = a["norm_epsilon"] if "norm_epsilon" in a else a["layernorm_epsilon"]
-    values["num_moe_experts"] = a.get("num_experts")
-    values["layernorm_zero_centered_gamma"] = a.get("apply_layernorm_1p", False)
-    values["num_query_groups"] = a.get("num_query_groups") if a.get("group_query_attention") else None
-    values["params_dtype"] = values["pipeline_dtype"] = dtype
-    values["bf16"] = dtype == torch.bfloat16
-    if a.get("swiglu"):
-        values |= {"activation_func": torch.nn.functional.silu, "gated_linear_unit": True}
-    for name in UNSAID:
-        if a.get(name) is None:
-            values.pop(name, None)
-    if isinstance(a.get("window_size"), list):
-        values["window_size"] = tuple(a["window_size"])
-    if a.get("num_experts") is None:
-        values = {name: value for name, value in values.items() if not name.startswith("moe_")}
-    values |= {name: value for name, value in CPU_SETTINGS.items() if name in fields} | sizes
-    values["transformer_impl"] = "transformer_engine" if spec == "te" else "local"
-    values["moe_grouped_gemm"] = spec == "te" and a.get("num_experts") is not None  # needs Transformer Engine
-    if sizes.get("expert_model_parallel_size", 1) > 1:
-        values["moe_token_dispatcher_type"] = "alltoall"
-    config = cls(**values)
-    if a.get("position_embedding_type") == "yarn" and not a.get("multi_latent_attention"):
-        # argument_utils.py:_apply_yarn_config_from_args, with its defaults
-        fields_of = {
-            "yarn_rotary_scaling_factor": ("rotary_scaling_factor", 1.0),
-            "yarn_original_max_position_embeddings": ("yarn_original_max_position_embeddings", 4096),
-            "yarn_beta_fast": ("yarn_beta_fast", 32.0),
-            "yarn_beta_slow": ("yarn_beta_slow", 1.0),
-            "yarn_mscale": ("mscale", 1.0),
-            "yarn_mscale_all_dim": ("mscale_all_dim", 0.0),
-            "yarn_correction_range_round_to_int": ("yarn_correction_range_round_to_int", True),
-        }
-        for field, (argument, default) in fields_of.items():
-            setattr(config, field, default if a.get(argument) is None else a[argument])
-    return config
-
-
-def _layer_specs(config: Any, te: bool) -> tuple[Any, Any]:
-    """The decoder's spec and the MTP block's, as ``GPTModelBuilder.build_model`` chooses them."""
-    from megatron.core.models.gpt import gpt_layer_specs as specs
-
-    common = {
-        "num_experts": config.num_moe_experts,
-        "moe_grouped_gemm": config.moe_grouped_gemm,
-        "qk_layernorm": config.qk_layernorm,
-        "multi_latent_attention": config.multi_latent_attention,
-    }
-    if config.num_moe_experts is not None:
-        decoder = specs.get_gpt_decoder_block_spec(
-            config, use_transformer_engine=te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
-        )
-    elif te:
-        decoder = specs.get_gpt_layer_with_transformer_engine_spec(**common, qk_l2_norm=config.qk_l2_norm)
-    else:
-        decoder = specs.get_gpt_layer_local_spec(**common, normalization=config.normalization)
-    if not config.mtp_num_layers:
-        return decoder, None
-    layers = specs.get_gpt_decoder_layer_specs(
-        config, use_transformer_engine=te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
-    )
-    return decoder, specs.get_gpt_mtp_block_spec(config, layers[-1], use_transformer_engine=te)
-
-
-@quietly
-def model_from_args(
-    args: Mapping[str, Any] | Namespace,
-    *,
-    spec: str = "local",
-    tp: int = 1,
-    pp: int = 1,
-    ep: int = 1,
-    vocab_rows: int | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Any:
-    """The real ``GPTModel`` of this rank, weights as megatron-core initialises them, in eval mode.
-
-    ``spec``: ``"local"``, or ``"te"`` where the stand-in is installed. ``vocab_rows`` overrides ``padded_vocab_size``.
-    """
-    cpu_patches()
-    if spec not in ("local", "te") or (spec == "te" and not te_standin.installed()):
-        raise ValueError(f"spec {spec!r}: 'te' needs te_standin.install() before megatron.core is imported")
-    model_parallel(tp, pp, ep)
-    from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_model import GPTModel
-
-    a = as_mapping(args)
-    sizes = {
-        "tensor_model_parallel_size": tp,
-        "pipeline_model_parallel_size": pp,
-        "expert_model_parallel_size": ep,
-    }
-    config = transformer_config(a, spec=spec, dtype=dtype, **sizes)
-    decoder, mtp = _layer_specs(config, spec == "te")
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=decoder,
-        mtp_block_spec=mtp,
-        vocab_size=vocab_rows or a["padded_vocab_size"],
-        max_sequence_length=a["max_position_embeddings"],
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        parallel_output=True,
-        share_embeddings_and_output_weights=not a["untie_embeddings_and_output_weights"],
-        position_embedding_type=a["position_embedding_type"],
-        rotary_percent=a["rotary_percent"],
-        rotary_base=a["rotary_base"],
-        rope_scaling=a["use_rope_scaling"],
-        rope_scaling_factor=a.get("rope_scaling_factor") or 8.0,
-        seq_len_interpolation_factor=a.get("rotary_seq_len_interpolation_factor"),
-    )
-    if dtype == torch.bfloat16:  # what Megatron-LM's Float16Module does to it
-        model.bfloat16()
-    return model.eval()
-
-
-def _metadata(content: dict[str, Any]) -> dict[str, Any]:
-    """``megatron/training/checkpointing.py``: the saved content metadata plus the group that cannot be saved."""
-    from megatron.core import parallel_state
-
-    return content | {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
-
-
-def stored_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Every parameter and persistent buffer, by its in-memory name; extra state is neither."""
-    state = model.state_dict()
-    return {name: state[name] for name in state if not name.endswith("_extra_state")}
-
-
-@torch.no_grad()
-def fill_nan(model: Any) -> None:
-    """Set every parameter and persistent floating-point buffer to NaN (extra state is neither)."""
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    for name in stored_tensors(model):
-        if name in tensors:
-            tensors[name].fill_(float("nan"))
-
-
-@quietly
-def load_into(model: Any, iteration_dir: Path) -> list[str]:
-    """The real ``dist_checkpointing.load`` at its default strictness, then a strict ``load_state_dict``.
-
-    All weights are NaN before. Returns the in-memory names of tensors that still hold a NaN afterwards.
-    """
-    from megatron.core import dist_checkpointing
-
-    fill_nan(model)
-    assert still_nan(model), "the NaN fill did not take"
-    content = dist_checkpointing.load_content_metadata(str(iteration_dir))
-    assert content is not None, f"{iteration_dir} carries no content_metadata"
-    state = {"model": model.sharded_state_dict(metadata=_metadata(content))}
-    loaded = dist_checkpointing.load(state, str(iteration_dir))
-    model.load_state_dict(loaded["model"], strict=True)
-    return still_nan(model)
-
-
-def still_nan(model: Any) -> list[str]:
-    return [name for name, value in stored_tensors(model).items() if bool(value.isnan().any())]
+__all__ = [
+    "as_mapping",
+    "common_state",
+    "content_metadata",
+    "fill_nan",
+    "load_into",
+    "model_from_args",
+    "save_from",
+    "still_nan",
+    "stored_tensors",
+    "training_args",
+    "transformer_config",
+]
 
 
 @quietly
@@ -275,7 +98,7 @@ def save_from(
         "checkpoint_version": 3.0,
         "iteration": iteration,
         "num_floating_point_operations_so_far": 0,
-        "model": model.sharded_state_dict(metadata=_metadata(content)),
+        "model": model.sharded_state_dict(metadata=content_metadata(content)),
     }
     if args is not None:
         state["args"] = training_args(
@@ -309,7 +132,7 @@ def _adam_moments(model: Any, content: dict[str, Any]) -> dict[str, Any]:
     from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
 
     moments: dict[str, Any] = {"param_groups": [{"lr": 1e-4, "step": 5}], "state": {}}
-    sharded = model.sharded_state_dict(metadata=_metadata(content))
+    sharded = model.sharded_state_dict(metadata=content_metadata(content))
     for name, entry in sharded.items():
         if isinstance(entry, ShardedTensor | ShardedTensorFactory) and name in dict(model.named_parameters()):
             moments["state"][name] = {

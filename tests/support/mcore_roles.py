@@ -13,7 +13,7 @@ import torch
 
 from mtpconvert.tensors import Inventory, TensorSpec
 from tests.support import te_standin
-from tests.support.mcore import _metadata, model_from_args
+from tests.support.mcore import content_metadata, model_from_args
 from tests.support.mcore_cpu import quietly
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
@@ -83,7 +83,7 @@ def _shards(state: Any) -> Iterator[Any]:
 def saved_tensors(model: Any, *, singleton: bool = False) -> dict[str, torch.Tensor]:
     """What this one rank would save, key -> the global tensor, assembled from the shards' own offsets."""
     whole: dict[str, torch.Tensor] = {}
-    state = model.sharded_state_dict(metadata=_metadata({"singleton_local_shards": singleton}))
+    state = model.sharded_state_dict(metadata=content_metadata({"singleton_local_shards": singleton}))
     for shard in _shards(state):
         target = whole.setdefault(shard.key, torch.full(shard.global_shape, float("nan"), dtype=shard.dtype))
         at = tuple(
