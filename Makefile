@@ -47,7 +47,7 @@ test: $(VENV)/.test
 	set -x; $(PY) -m pytest $$without $(PYTEST_ARGS)
 
 test-mcore-next: $(VENV_NEXT)/.test
-	$(PY_NEXT) -m pytest tests/mcore_next tests/stores/test_torch_dist_mcore.py $(PYTEST_ARGS)
+	$(PY_NEXT) -m pytest tests/mcore_next $(PYTEST_ARGS)
 
 # Each says by its exit code whether its figures are met; all are run. The others in benchmarks/ only help these.
 bench: $(VENV)/.test
@@ -94,8 +94,8 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(PY)
 # megatron-core 0.19.2 has wheels for Python 3.11 but declares 3.12, hence --ignore-requires-python; --no-deps keeps pip
 # from judging its other dependencies by that, and triton and psutil are what it imports beyond torch, numpy, packaging.
 $(VENV_NEXT)/.test: pyproject.toml constraints.txt Makefile | $(PY_NEXT)
-	@echo 'installing torch and megatron-core 0.19.2 into $(VENV_NEXT): some minutes, once'
+	@echo 'installing torch, transformers and megatron-core 0.19.2 into $(VENV_NEXT): some minutes, once'
 	@$(PY_NEXT) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable . \
-		torch packaging psutil pytest safetensors triton
+		hypothesis packaging psutil pytest safetensors torch transformers triton
 	@$(PY_NEXT) -m pip install $(PIP_FLAGS) --ignore-requires-python --no-deps megatron-core==0.19.2
 	@touch $@
