@@ -5,6 +5,7 @@ Runs with 0.16.1 in `make test`, and with 0.19.2 in `make test-mcore-next`. Each
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -89,11 +90,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             )
     if NEXT:  # which can do without common.pt
         (root / "ours-0.19-True" / "common.pt").unlink()
+    patience = 900  # a minute on two idle cores; other jobs may be running
     with ThreadPoolExecutor(3) as pool:  # each is a process that imports megatron-core first
-        both = pool.submit(mcore_ranks.run, "tests.support.dcp:job_save", 2, folder=str(root / "theirs-2"))
-        asks = pool.submit(mcore_ranks.run, "tests.support.dcp:job_asks", te=True, spec="te")
-        job = "tests.support.dcp:job_everything"
-        one = pool.submit(mcore_ranks.run, job, save=str(root / "theirs-1"), loads=loads)
+        start = partial(pool.submit, mcore_ranks.run, timeout=patience)
+        both = start("tests.support.dcp:job_save", 2, folder=str(root / "theirs-2"))
+        asks = start("tests.support.dcp:job_asks", te=True, spec="te")
+        one = start("tests.support.dcp:job_everything", save=str(root / "theirs-1"), loads=loads)
         both.result()
         (result,), (te,) = one.result(), asks.result()
     return result | {"root": root, "loads": list(zip(loads, result["loads"], strict=True)), "te": te}
