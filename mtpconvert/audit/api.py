@@ -70,6 +70,10 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
         from mtpconvert.audit.trained import check_trained
 
         findings += check_trained(one, two, plan, bits, here, there)
+    mtp_names = here.all_names() | there.all_names()
+    for found in findings:
+        if found.tensor in mtp_names:
+            found.detail["mtp"] = True
     findings = _settle(findings, plan, waivers, today)
     return Report(
         _summary(one), _summary(two), level, trained, ledger,

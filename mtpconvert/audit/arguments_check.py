@@ -20,7 +20,7 @@ def check_arguments(left: Side, right: Side) -> list[Finding]:
             wanted = facts_from_config(other.config or {})
             found += _disagreements(side, wanted)
             found += [
-                finding("argument-mismatch", f"{name} = {value!r}: {why}", side=side.label)
+                finding("argument-mismatch", f"{name} = {value!r}: {why}", side=side.label, key=name)
                 for name, value, why in meaning_arguments(side.arguments)
                 if not _meant(name, value, other.config or {})
             ]
@@ -32,7 +32,7 @@ def check_arguments(left: Side, right: Side) -> list[Finding]:
                 text = (
                     f"{name} was {before.get(name)!r} and is {after.get(name)!r}: the same numbers mean something else"
                 )
-                found.append(finding("argument-mismatch", text))
+                found.append(finding("argument-mismatch", text, key=name))
         found += _disagreements(right, {key: left.arguments[key] for key in COMPARED if key in left.arguments})
     return found
 
@@ -50,7 +50,8 @@ def _disagreements(side: Side, wanted: dict[str, Any]) -> list[Finding]:
 
     def fault(name: str, why: str) -> None:
         text = f"{name} is {have.get(name)!r}, it should be {wanted[name]!r}: {why}"
-        found.append(finding("argument-mismatch", text, side=side.label, mtp=name.startswith("mtp") or None))
+        mtp = name.startswith("mtp") or None
+        found.append(finding("argument-mismatch", text, side=side.label, key=name, mtp=mtp))
 
     for name, why in COMPARED.items():
         if name not in wanted or have.get(name) is None or (name.startswith("moe_") and not have.get("num_experts")):

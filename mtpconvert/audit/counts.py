@@ -31,8 +31,8 @@ def _mtp_counts(side: Side, mtp: MtpLayers) -> list[Finding]:
     label = "config.json" if side.is_huggingface else "arguments"
     found: list[Finding] = []
 
-    def fault(code: str, message: str) -> None:
-        found.append(finding(code, f"{label}: {message}", side=side.label, mtp=True))
+    def fault(code: str, message: str, key: str | None = None) -> None:
+        found.append(finding(code, f"{label}: {message}", side=side.label, key=key, mtp=True))
 
     counts = list(count_keys(source))
     stored = mtp.layers
@@ -40,9 +40,9 @@ def _mtp_counts(side: Side, mtp: MtpLayers) -> list[Finding]:
     for count in counts:
         if count.value is None:
             if side.is_huggingface:
-                fault("mtp-count-null", f"{count.path} is null; the names say {stored}")
+                fault("mtp-count-null", f"{count.path} is null; the names say {stored}", count.path)
         elif stored and stored not in _meant(count.value, source):
-            fault("mtp-count-mismatch", f"{count.path} says {count.value}, {stored} MTP layers are stored")
+            fault("mtp-count-mismatch", f"{count.path} says {count.value}, {stored} MTP layers are stored", count.path)
     numbers = {count.value for count in counts if count.value is not None}
     if len(numbers) > 1:
         fault("mtp-count-contradiction", ", ".join(f"{count.path} = {count.value}" for count in counts))
@@ -74,6 +74,7 @@ def _changed_counts(base: Side, side: Side) -> list[Finding]:
             "mtp-count-changed",
             f"config.json: {path} was {before.get(path, '(absent)')} and is {after.get(path, '(absent)')}",
             side="right",
+            key=path,
             mtp=True,
         )
         for path in sorted(before.keys() | after.keys())

@@ -171,16 +171,22 @@ def _through_roles(plan: Plan, left: Side, right: Side, one: Description, two: D
             names = [p.block.tensor for p in absent_here.get(key, [])]
             for name in dict.fromkeys(names):
                 text = f"{name} is not there, the right side has {theirs[0].block.tensor}"
-                plan.findings.append(finding("tensor-missing", text, side="left", tensor=name))
+                plan.findings.append(_lacking(key[0], text, "left", name))
             if not names:
                 plan.unexpected += [n for n in {p.block.tensor for p in theirs} if n not in plan.unexpected]
         elif not mine and not theirs:
             for side, lacking in ((left, absent_here), (right, absent_there)):
                 for name in {p.block.tensor for p in lacking.get(key, [])}:
                     text = f"{name}: its config calls for it, and neither side has it"
-                    plan.findings.append(finding("tensor-missing", text, side=side.label, tensor=name))
+                    plan.findings.append(_lacking(key[0], text, side.label, name))
     described = {f.tensor for f in (one.findings + two.findings) if f.tensor}
     plan.unexpected = [name for name in plan.unexpected if name not in described]
+
+
+def _lacking(place: str, text: str, side: str, name: str) -> Finding:
+    if place.startswith("mtp."):
+        return finding("mtp-tensor-missing", text, side=side, tensor=name, mtp=True)
+    return finding("tensor-missing", text, side=side, tensor=name)
 
 
 def _shapes(plan: Plan, here: Holders, there: Holders) -> None:
@@ -201,8 +207,8 @@ def missing_findings(plan: Plan, left: Side, right: Side, mtp_left: MtpLayers, m
     found: list[Finding] = []
     mtp_names, mtp_extra = mtp_left.all_names(), mtp_right.all_names()
     for name in plan.missing:
-        is_mtp = name in mtp_names or name.startswith(("mtp.", "(mtp"))
-        code = "mtp-tensor-missing" if is_mtp or " of MTP layer " in name else "tensor-missing"
+        is_mtp = name in mtp_names or name.startswith(("mtp.", "(mtp")) or " of MTP layer " in name
+        code = "mtp-tensor-missing" if is_mtp else "tensor-missing"
         text = f"{name} is not on the right"
         if name in plan.optional:
             text += f"; it repeats the {plan.optional[name]}, so no numbers are lost, but the file is not the same"

@@ -3,6 +3,7 @@
 [[waiver]]
 code = "tensor-missing"
 tensor = "model.layers.2.*"        # exact name or shell pattern; left out: findings that name no tensor
+key = "mtp_num_layers"             # optional: only findings about this config key or argument
 reason = "MTP dropped on purpose, ticket 17"
 expires = 2027-01-31               # optional
 """
@@ -19,18 +20,21 @@ from typing import Any
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.errors import UsageError
 
-_KEYS = {"code", "tensor", "reason", "expires"}
+_KEYS = {"code", "tensor", "key", "reason", "expires"}
 
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
+    """``key`` narrows a waiver down to findings about one config key or argument."""
+
     code: str
     tensor: str | None
     reason: str
     expires: date | None = None
+    key: str | None = None
 
     def matches(self, found: Finding) -> bool:
-        if found.code != self.code:
+        if found.code != self.code or self.key not in (None, found.detail.get("key")):
             return False
         if found.tensor is None or self.tensor is None:
             return found.tensor is None and self.tensor is None
@@ -52,23 +56,27 @@ def load_waivers(path: Path) -> list[Waiver]:
 def _waiver(entry: Any, where: str) -> Waiver:
     if not isinstance(entry, dict) or set(entry) - _KEYS:
         raise UsageError(
-            f"unknown keys {sorted(set(entry) - _KEYS)}", where=where, next_step="use code, tensor, reason, expires"
+            f"unknown keys {sorted(set(entry) - _KEYS)}",
+            where=where,
+            next_step="use code, tensor, key, reason, expires",
         )
-    code, tensor, reason, expires = (entry.get(key) for key in ("code", "tensor", "reason", "expires"))
+    code, tensor, key, reason, expires = (entry.get(k) for k in ("code", "tensor", "key", "reason", "expires"))
     if not isinstance(code, str) or not isinstance(reason, str) or not reason.strip():
         raise UsageError("a waiver needs a code and a reason", where=where)
     if tensor is not None and not isinstance(tensor, str):
         raise UsageError("tensor must be a name or a pattern", where=where)
+    if key is not None and not isinstance(key, str):
+        raise UsageError("key must be a config key or an argument", where=where)
     if expires is not None and (not isinstance(expires, date) or isinstance(expires, datetime)):
         raise UsageError("expires must be a TOML date such as 2027-01-31", where=where)
-    return Waiver(code, tensor, reason, expires)
+    return Waiver(code, tensor, reason, expires, key)
 
 
 def apply_waivers(findings: list[Finding], waivers: list[Waiver], today: date) -> list[Finding]:
     """Mark waived findings in place (they stay in every report) and return the findings about the waivers."""
     about: list[Finding] = []
     for waiver in waivers:
-        label = f"{waiver.code} on {waiver.tensor or 'the whole checkpoint'}"
+        label = f"{waiver.code} on {waiver.tensor or waiver.key or 'the whole checkpoint'}"
         if waiver.expires is not None and waiver.expires < today:
             about.append(finding("waiver-expired", f"waiver for {label} expired on {waiver.expires}", side="both"))
             continue

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mtpconvert.cli.gate import gate
+from mtpconvert.cli.gate import DROP_MTP, USE_TRUNK, gate
 from mtpconvert.cli.options import EXISTING, TARGET, conversion_options
 from mtpconvert.cli.report import run_conversion
 from mtpconvert.convert.result import Callbacks, Conversion
@@ -86,7 +86,8 @@ def hf2mcore(
     def run(callbacks: Callbacks) -> Conversion:
         return convert(src, dst, options, callbacks)
 
-    run_conversion(run, gate(audit_level), as_json=as_json, say_more=_say_how_to_launch)
+    requests = [DROP_MTP] * (mtp == "drop") + [USE_TRUNK] * (mtp_copies == "use-trunk")
+    run_conversion(run, gate(audit_level, requests), as_json=as_json, say_more=_say_how_to_launch)
 
 
 def _say_how_to_launch(result: Conversion) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from mtpconvert.cli.gate import gate
+from mtpconvert.cli.gate import ALL_ROWS, DROP_MTP, gate
 from mtpconvert.cli.options import EXISTING, TARGET, conversion_options
 from mtpconvert.cli.report import run_conversion
+from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.to_hf import ToHf
 from mtpconvert.convert.to_hf import mcore2hf as convert
 
@@ -47,4 +48,9 @@ def mcore2hf(
         overwrite=overwrite,
         mapping=mapping,
     )
-    run_conversion(lambda callbacks: convert(src, dst, options, callbacks), gate(audit_level), as_json=as_json)
+    requests = [DROP_MTP] * (mtp == "drop") + [ALL_ROWS] * (vocab_size == "from-megatron")
+
+    def run(callbacks: Callbacks) -> Conversion:
+        return convert(src, dst, options, callbacks)
+
+    run_conversion(run, gate(audit_level, requests), as_json=as_json)

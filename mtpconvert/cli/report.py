@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -34,8 +35,15 @@ def run_conversion(
         click.echo(f"config.json changed: {key} = {value!r}")
     if result.audit is not None:
         click.echo("audit: pass")
+        for reason, count in _accepted(result.audit).items():
+            click.echo(f"  accepted: {count} finding{'s' * (count > 1)}: {reason}")
     say_more(result)
     click.echo(mtp_line(result.plan.mtp))
+
+
+def _accepted(audit: Any) -> dict[str, int]:
+    """Reason -> findings that it waived."""
+    return Counter(found.waived_by for found in audit.findings if found.waived_by is not None)
 
 
 def _document(result: Conversion, seconds: float) -> dict[str, Any]:
@@ -53,5 +61,6 @@ def _document(result: Conversion, seconds: float) -> dict[str, Any]:
         "config_changes": result.config_changes,
         "notes": result.notes,
         "audit": None if result.audit is None else result.audit.verdict(),
+        "accepted": {} if result.audit is None else _accepted(result.audit),
         "mtp": mtp_json(plan.mtp),
     }
