@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "What would move where, from headers.",
     "roundtrip": "HF -> Megatron -> HF in a temporary directory; every byte compared.",
     "mappings": "List, show and check the mapping files.",
+    "parity": "The real transformers and megatron-core on the same tokens, layer by layer.",
     "accept": "Draft acceptance of the MTP layers, run by transformers.",
     "slice": "A smaller, still valid checkpoint: first layers, first experts, MTP kept.",
 }
