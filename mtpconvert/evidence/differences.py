@@ -83,8 +83,9 @@ def difference(point: str, left: Any, right: Any) -> Difference:
     left, right = left.double().flatten(0, 1), right.double().flatten(0, 1)
     finite = bool(left.isfinite().all() and right.isfinite().all())
     if not finite:
-        nothing = (0.0, math.inf, math.inf) if point.endswith("logits") else (None, None, None)
-        return Difference(point, depth_of(point), len(left), *[math.inf] * 5, -1.0, -1.0, *nothing)
+        far = dict.fromkeys(("scale", "max_abs", "mean_abs", "relative", "mean_relative"), math.inf)
+        nothing = {"greedy": 0.0, "kl": math.inf, "kl_max": math.inf} if point.endswith("logits") else {}
+        return Difference(point, depth_of(point), len(left), **far, cosine=-1.0, cosine_min=-1.0, **nothing)
     apart, size = (left - right).abs(), left.abs()
     cosine = torch.nn.functional.cosine_similarity(left, right, dim=-1)
     return Difference(

@@ -82,9 +82,7 @@ def _plain(reader: TorchDistReader, where: str) -> dict[str, Any]:
 def _how(keys: dict[str, str]) -> str:
     how = "local layer spec, loaded by megatron-core's dist_checkpointing.load"
     if keys:
-        how += (
-            f"; {len(keys)} keys asked for under their Transformer Engine names (norms that the local spec keeps apart)"
-        )
+        how += f"; {len(keys)} norms asked for under their Transformer Engine names"
     return how
 
 

@@ -1,6 +1,7 @@
 """The same tokens through the real transformers and the real megatron-core, compared point by point.
 
-Megatron's model is built from the Megatron checkpoint and its own args, never from config.json, so that wrong args show.
+Megatron's model is built from the Megatron checkpoint and its own args, never from config.json, so that wrong args
+show.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class ParityReport:
 
     @property
     def trunk(self) -> str:
-        """ "pass" or "fail"."""
+        """Whether all of the trunk is within the tolerance: "pass" or "fail"."""
         trunk = [found for found in self.found if found.depth == 0]
         return "pass" if _all_within(trunk, self.tolerance) and not any(map(_is_trunk, self.apart)) else "fail"
 
@@ -79,8 +80,8 @@ class ParityReport:
 
     @property
     def verdict(self) -> str:
-        """ "pass"; "fail"; "partial": the trunk passes and MTP that is there was not run; "not-run": the same, or no MTP
-        at all, where MTP was required."""
+        """One of "pass", "fail", "partial" (the trunk passes and MTP that is there was not run) and "not-run" (the
+        same, or no MTP at all, where MTP was required)."""
         if self.trunk == "fail" or self.apart or self.mtp.state == "lost" or "fail" in self.mtp.verdicts.values():
             return "fail"
         if self.mtp.state == "compared":

@@ -101,7 +101,7 @@ def _why_no_mtp(config: Any) -> str:
 
 @_quiet()
 def load_mtp(main: Any, names: list[str], *, device: str = "cpu") -> Any:
-    """transformers' ``MtpModel`` of the layers beside ``main`` on disk. Raises MtpLostError when a tensor is missing."""
+    """transformers' ``MtpModel`` of the layers beside ``main`` on disk. MtpLostError when a tensor is missing."""
     import torch
     from transformers.modeling_layers import MtpModel
 

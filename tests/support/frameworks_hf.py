@@ -15,7 +15,7 @@ def hf_model(directory: Path) -> Any:
 
 
 def hf_mtp_model(model: Any) -> Any:
-    """transformers' ``MtpModel`` of the MTP layers beside ``model`` on disk; MtpLostError when one tensor is missing."""
+    """transformers' ``MtpModel`` of the layers beside ``model`` on disk; MtpLostError when one tensor is missing."""
     return load_mtp(model, list(SafetensorsReader(Path(model.config.name_or_path)).inventory()))
 
 
