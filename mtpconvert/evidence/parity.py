@@ -21,8 +21,7 @@ from mtpconvert.errors import NotRepresentableError, NotRunError, UsageError
 from mtpconvert.evidence import megatron_forward, transformers_model
 from mtpconvert.evidence.differences import TOLERANCES, Difference, Tolerance, differences
 from mtpconvert.evidence.megatron_checkpoint import MegatronModel, open_megatron
-from mtpconvert.evidence.trace import depth_of
-from mtpconvert.evidence.transformers_model import TransformersModel
+from mtpconvert.evidence.trace import Trace, depth_of
 from mtpconvert.stores.detect import detect
 
 Say = Callable[[str], None]
@@ -95,6 +94,21 @@ class ParityReport:
         return {"pass": 0, "partial": 0, "fail": 1, "not-run": NotRunError.exit_code}[self.verdict]
 
 
+@dataclass(frozen=True)
+class Reference:
+    """What transformers computed, without the model: ``layers`` MTP layers ran, ``why_not`` says why none did."""
+
+    hf: Path
+    options: ParityOptions
+    tokens: Any  # [b, s]
+    inputs: str
+    trace: Trace
+    layers: int
+    why_not: str
+    has_mtp: bool
+    declared: int | None
+
+
 def parity(hf: Path, mcore: Path | None, options: ParityOptions, say: Say = lambda _text: None) -> ParityReport:
     """Compare ``hf`` with ``mcore``, or with its own conversion made for the purpose. ``say`` gets what is being done.
 
@@ -102,35 +116,50 @@ def parity(hf: Path, mcore: Path | None, options: ParityOptions, say: Say = lamb
     """
     if detect(hf).kind != "hf":
         raise UsageError(f"{hf} is no Hugging Face directory", next_step="parity HF [MCORE]: Hugging Face comes first")
-    tokens, inputs = _tokens(hf, options)
     with _megatron_side(hf, mcore, say) as iteration_dir:
         say(f"transformers: {hf}")
-        theirs = transformers_model.load(hf, dtype=options.dtype, device=options.device)
-        reference = transformers_model.trace(theirs, tokens.to(options.device))
-        _long_enough(tokens, theirs.layers)
+        theirs = reference(hf, options)
         say(f"megatron-core: {iteration_dir}")
-        ours = open_megatron(iteration_dir, dtype=options.dtype, device=options.device)
-    _long_enough(tokens, ours.layers)
-    other = megatron_forward.trace(ours.model, tokens.to(options.device))
+        report = against(theirs, iteration_dir)
+    report.mcore = mcore
+    if mcore is None:
+        report.path += "; converted on the fly by mtpconvert hf2mcore --spec local"
+    return report
+
+
+def reference(hf: Path, options: ParityOptions) -> Reference:
+    """Run transformers; its model is gone before Megatron's is built."""
+    tokens, inputs = _tokens(hf, options)
+    model = transformers_model.load(hf, dtype=options.dtype, device=options.device)
+    _long_enough(tokens, model.layers)
+    trace = transformers_model.trace(model, tokens.to(options.device))
+    return Reference(hf, options, tokens, inputs, trace, model.layers, model.why_not, model.has_mtp, model.declared)
+
+
+def against(theirs: Reference, iteration_dir: Path) -> ParityReport:
+    """Run megatron-core on what ``iteration_dir`` holds, and compare."""
+    options = theirs.options
+    ours = open_megatron(iteration_dir, dtype=options.dtype, device=options.device)
+    _long_enough(theirs.tokens, ours.layers)
+    other = megatron_forward.trace(ours.model, theirs.tokens.to(options.device))
     tolerance = TOLERANCES[options.dtype]
     shared = min(theirs.layers, ours.layers)
     found, apart = differences(
-        {name: value for name, value in reference.items() if depth_of(name) <= shared},
+        {name: value for name, value in theirs.trace.items() if depth_of(name) <= shared},
         {name: value for name, value in other.items() if depth_of(name) <= shared},
     )
     verdicts = {
         depth: "pass" if _all_within([d for d in found if d.depth == depth], tolerance) else "fail"
         for depth in range(1, shared + 1)
     }
-    converted = "" if mcore else "; converted on the fly by mtpconvert hf2mcore --spec local"
     return ParityReport(
-        hf, mcore, ours.how + converted, inputs, options.device, tolerance, found, apart,
+        theirs.hf, iteration_dir, ours.how, theirs.inputs, options.device, tolerance, found, apart,
         _mtp(theirs, ours, verdicts), options.require_mtp,
         {name: version(name) for name in ("torch", "transformers", "megatron-core")},
     )  # fmt: skip
 
 
-def _mtp(theirs: TransformersModel, ours: MegatronModel, verdicts: dict[int, str]) -> MtpParity:
+def _mtp(theirs: Reference, ours: MegatronModel, verdicts: dict[int, str]) -> MtpParity:
     state, why = "compared", ""
     if ours.present != ours.layers:
         state = "lost"
@@ -140,7 +169,7 @@ def _mtp(theirs: TransformersModel, ours: MegatronModel, verdicts: dict[int, str
     elif theirs.has_mtp != bool(ours.layers):
         state = "lost"
         why = f"{'transformers' if theirs.has_mtp else 'Megatron'}'s side alone has MTP layers"
-    elif theirs.mtp is None:
+    elif not theirs.layers:
         state, why = "not run", theirs.why_not
     elif theirs.layers != ours.layers:
         state, why = "lost", f"transformers runs {theirs.layers} MTP layers, Megatron {ours.layers}"
