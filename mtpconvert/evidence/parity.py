@@ -168,7 +168,7 @@ def _mtp(theirs: Reference, ours: MegatronModel, verdicts: dict[int, str]) -> Mt
         state, why = "absent", "neither side has MTP layers"
     elif theirs.has_mtp != bool(ours.layers):
         state = "lost"
-        why = f"{'transformers' if theirs.has_mtp else 'Megatron'}'s side alone has MTP layers"
+        why = f"{'the Hugging Face' if theirs.has_mtp else 'the Megatron'} side alone has MTP layers"
     elif not theirs.layers:
         state, why = "not run", theirs.why_not
     elif theirs.layers != ours.layers:

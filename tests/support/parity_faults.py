@@ -158,7 +158,7 @@ class Bench:
 
     def damaged(self, damage: Damage | None) -> Path:
         source = self.hf if damage is None else trained.damaged(self.hf, self.path(), damage)
-        return to_mcore(source, self.path(), spec="local")
+        return to_mcore(source, self.path(), spec="local", mtp_copies="use-trunk")
 
     def argued(self, changes: dict[str, Any]) -> Path:
         iteration_dir = self.damaged(None)
