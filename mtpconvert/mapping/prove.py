@@ -78,12 +78,12 @@ def _same_extents(tile: Tile) -> None:
 
 def _covers(side: str, name: str, blocks: Sequence[Block]) -> None:
     shape = blocks[0].shape
+    if min(shape, default=0) < 0:
+        raise NotABijectionError(f"{shape} is no shape", where=name)
     for block in blocks:
         if block.shape != shape:
             raise NotABijectionError(f"{side} tensor is {shape} in one row and {block.shape} in another", where=name)
-        if any(n < 0 for n in (*shape, *block.grid)):
-            raise NotABijectionError(f"{shape} as {block.grid} is no shape", where=name)
-        if refinement(shape, block.grid) is None:
+        if block.grid != shape and refinement(shape, block.grid) is None:
             raise NotABijectionError(f"the grid {block.grid} does not refine the shape {shape}", where=name)
         inside = len(block.box) == len(block.grid) and all(
             0 <= start < stop <= size for (start, stop), size in zip(block.box, block.grid, strict=True)

@@ -66,15 +66,24 @@ def test_links_become_files(memory: Path) -> None:
     assert not any(path.is_symlink() for path in back.rglob("*"))
 
 
+BACK = "this link leads back into its own folder"
+
+
 @pytest.mark.parametrize(
-    "links", [{"self": "."}, {"a/up": ".."}, {"x/to_y": "../y", "y/to_x": "../x"}, {"loop": "loop2", "loop2": "loop"}]
+    ("links", "message"),
+    [
+        ({"self": "."}, BACK),
+        ({"a/up": ".."}, BACK),
+        ({"x/to_y": "../y", "y/to_x": "../x"}, BACK),
+        ({"loop": "loop2", "loop2": "loop"}, "loop is a broken link"),
+    ],
 )
-def test_links_in_a_circle_are_refused(links: dict[str, str], memory: Path) -> None:
+def test_links_in_a_circle_are_refused(links: dict[str, str], message: str, memory: Path) -> None:
     source = write_tiny("qwen3", memory / "hf")
     for name, target in links.items():
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).symlink_to(target)
-    with pytest.raises(CheckpointError, match=r"leads back|is no file|broken link") as refusal:
+    with pytest.raises(CheckpointError, match=message) as refusal:
         to_mcore(source, memory / "mcore")
     assert str(source) in str(refusal.value.where)
     assert list(memory.iterdir()) == [source]
