@@ -49,9 +49,9 @@ def accept(
     Exit code 1: a threshold was missed, or speculative and greedy output differ in float32. 10: not run, and why.
     """
     from mtpconvert.evidence.acceptance import AcceptanceOptions, changes, dropped, measure
-    from mtpconvert.evidence.acceptance_model import choose_device
     from mtpconvert.evidence.acceptance_report import document, lines
     from mtpconvert.evidence.prompts import built_in, read_prompts
+    from mtpconvert.evidence.transformers_model import choose_device
 
     if max_drop is not None and against is None:
         raise click.UsageError("--max-drop needs --against")

@@ -44,10 +44,10 @@ def parity(
     Without MCORE, HF is converted for the purpose. Megatron's model is built from the checkpoint's own args; its load
     unpickles files, so give it a checkpoint that you trust. Exit code 1: they differ. 10: not run, and why.
     """
-    from mtpconvert.evidence.acceptance_model import choose_device
     from mtpconvert.evidence.parity import ParityOptions
     from mtpconvert.evidence.parity import parity as compare
     from mtpconvert.evidence.parity_report import document, lines
+    from mtpconvert.evidence.transformers_model import choose_device
 
     if tokens is not None and text is not None:
         raise click.UsageError("--tokens and --text exclude each other")

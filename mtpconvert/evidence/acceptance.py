@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mtpconvert.errors import UsageError
-from mtpconvert.evidence.acceptance_model import Drafter, load_drafter, transformers_version
+from mtpconvert.evidence.acceptance_model import Drafter, load_drafter
 from mtpconvert.evidence.acceptance_run import Divergence, Step, divergence, forced, generate
 from mtpconvert.evidence.acceptance_tally import Tally, change_interval, total
 from mtpconvert.evidence.prompts import Prompt
+from mtpconvert.evidence.transformers_model import transformers_version
 
 LENGTHS = (16, 64, 256)  # output positions at which a new bucket begins
 MODES = {

@@ -18,7 +18,7 @@ from mtpconvert.convert.configs import read_config
 from mtpconvert.convert.result import Callbacks
 from mtpconvert.convert.to_mcore import ToMcore, hf2mcore
 from mtpconvert.errors import NotRepresentableError, NotRunError, UsageError
-from mtpconvert.evidence import megatron_forward, transformers_model
+from mtpconvert.evidence import megatron_forward, transformers_forward, transformers_model
 from mtpconvert.evidence.differences import TOLERANCES, Difference, Tolerance, differences
 from mtpconvert.evidence.megatron_checkpoint import MegatronModel, open_megatron
 from mtpconvert.evidence.trace import Trace, depth_of
@@ -132,7 +132,7 @@ def reference(hf: Path, options: ParityOptions) -> Reference:
     tokens, inputs = _tokens(hf, options)
     model = transformers_model.load(hf, dtype=options.dtype, device=options.device)
     _long_enough(tokens, model.layers)
-    trace = transformers_model.trace(model, tokens.to(options.device))
+    trace = transformers_forward.trace(model, tokens.to(options.device))
     return Reference(hf, options, tokens, inputs, trace, model.layers, model.why_not, model.has_mtp, model.declared)
 
 
@@ -219,16 +219,7 @@ def _tokens(hf: Path, options: ParityOptions) -> tuple[Any, str]:
 
 
 def _tokenised(hf: Path, text: str) -> list[int]:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(hf, trust_remote_code=False)
-    except (ValueError, KeyError, OSError, ImportError) as error:
-        raise UsageError(
-            f"there is no tokenizer beside these weights that loads: {str(error).splitlines()[0]}",
-            where=str(hf),
-            next_step="give token ids with --tokens",
-        ) from error
+    tokenizer = transformers_model.load_tokenizer(hf, "give token ids with --tokens")
     return [int(number) for number in tokenizer(text)["input_ids"]]
 
 

@@ -36,8 +36,8 @@ def test_the_trained_fixture_agrees(run: Run) -> None:
 
 
 def test_the_default_conversion_agrees_in_bfloat16(run: Run, converted: Converted) -> None:
-    """hf2mcore's default is for Transformer Engine. 4 layers have 2 norms of MLA and a dense one has its MLP norm under other
-    names there, which the report says."""
+    """For Transformer Engine: 2 norms of MLA in 4 layers and the MLP norm of the dense one have other names there,
+    which the report says."""
     result = run("parity", DEEPSEEK, converted(DEEPSEEK), "--dtype", "bf16", "--require-mtp")
     assert result.code == 0, result.out
     assert "9 norms asked for under their Transformer Engine names" in result.out

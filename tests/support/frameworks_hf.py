@@ -1,11 +1,12 @@
-"""Logits of the real transformers (5.24), float32 and eager, from ``mtpconvert.evidence.transformers_model``."""
+"""Logits of the real transformers (5.24), float32 and eager, from ``mtpconvert.evidence``."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mtpconvert.evidence.transformers_model import load, load_mtp, load_trunk, trace
+from mtpconvert.evidence.transformers_forward import trace
+from mtpconvert.evidence.transformers_model import load, load_mtp, load_trunk
 from mtpconvert.stores.safetensors.reader import SafetensorsReader
 
 
