@@ -8,7 +8,7 @@ from typing import Any
 
 from mtpconvert.evidence.acceptance import MODES
 
-WIDTH, HEIGHT, BAR, GAP, LEFT, TOP = 900, 320, 26, 22, 60, 46
+WIDTH, HEIGHT, BAR, GAP, LEFT, TOP = 900, 270, 26, 40, 60, 64
 _COLOURS = {  # distinguishable without colour vision (P. Tol, "bright")
     "forced_greedy": "#4477aa",
     "forced_sampled": "#66ccee",
@@ -47,13 +47,14 @@ def acceptance_svg(result: Mapping[str, Any]) -> str:
         body += drawn
         width = max(width, right)
     height = TOP + len(panels) * HEIGHT
-    title = f"Draft acceptance of {result['path']}: {result['exercised']}, {result['dtype']}"
+    title = f"Draft acceptance of {result['path']}"
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
         ' font-family="sans-serif" font-size="12" role="img">'
         f"<title>{escape(title)}</title>"
         f'<rect width="{width}" height="{height}" fill="white"/>'
         f'<text x="{LEFT}" y="18" font-size="14">{escape(title)}</text>'
+        f'<text x="{LEFT}" y="36">{escape(result["exercised"])}, {escape(result["dtype"])}; bars: 95 % intervals</text>'
     )
     return "\n".join([head, *_legend(), *body, "</svg>"]) + "\n"
 
@@ -65,8 +66,8 @@ def _bar(mode: str, cell: Mapping[str, Any]) -> Bar | None:
 def _legend() -> Iterator[str]:
     for number, (mode, name) in enumerate(MODES.items()):
         x = LEFT + number * 200
-        yield f'<rect x="{x}" y="28" width="12" height="12" fill="{_COLOURS[mode]}"/>'
-        yield f'<text x="{x + 18}" y="39">{name}</text>'
+        yield f'<rect x="{x}" y="46" width="12" height="12" fill="{_COLOURS[mode]}"/>'
+        yield f'<text x="{x + 18}" y="57">{name}</text>'
 
 
 def _panel(title: str, groups: Mapping[str, Sequence[Bar | None]], top: int) -> tuple[list[str], int]:
@@ -97,8 +98,11 @@ def _panel(title: str, groups: Mapping[str, Sequence[Bar | None]], top: int) -> 
             x += BAR
         out.append(f'<text x="{(start + x) / 2}" y="{base + 18}" text-anchor="middle">{escape(name)}</text>')
         x += GAP
+    return [*_axis(base, max(x, WIDTH - GAP)), *out], x + GAP
+
+
+def _axis(base: float, right: float) -> Iterator[str]:
     for tick in range(0, 101, 25):
         y = base - tick / 100 * _PANEL
-        out.append(f'<path d="M{LEFT} {y}H{max(x, WIDTH - GAP)}" stroke="#bbb" stroke-width="0.5"/>')
-        out.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{tick} %</text>')
-    return out, x + GAP
+        yield f'<path d="M{LEFT} {y}H{right}" stroke="#bbb" stroke-width="0.5"/>'
+        yield f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{tick} %</text>'
