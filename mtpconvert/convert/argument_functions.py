@@ -44,9 +44,8 @@ def _rope_table(scope: Scope) -> dict[str, Any]:
             theta = scope.used_defaults["rope_theta"] = DEFAULT_THETA
         table["rope_theta"] = theta
     for name in ("partial_rotary_factor", "partial_rotary_factors"):
-        partial = table.get(name, scope.value(name))
-        if partial not in (None, 1, 1.0):
-            raise refuse(name, partial, "this architecture rotates whole heads")
+        if table.get(name) is None:
+            table[name] = scope.value(name)
     return table
 
 
@@ -98,9 +97,33 @@ def _yarn(table: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
     }
 
 
+def _whole_heads(table: Mapping[str, Any]) -> None:
+    """Raise NotRepresentableError unless every dim of a head is rotated."""
+    for name in ("partial_rotary_factor", "partial_rotary_factors"):
+        if table[name] not in (None, 1, 1.0):
+            raise refuse(name, table[name], "this architecture rotates whole heads")
+
+
 def rope(scope: Scope) -> dict[str, Any]:
     """Rotary embedding of ordinary attention: default, linear, llama3 and yarn."""
     table = _rope_table(scope)
+    _whole_heads(table)
+    return _rope(table, scope)
+
+
+def partial_rope(scope: Scope) -> dict[str, Any]:
+    """``rope`` where only the first ``partial_rotary_factor`` of a head's dims are rotated, 0.5 by default.
+
+    transformers configuration_glm4_moe.py:Glm4MoeConfig; megatron-core rotary_pos_embedding.py:RotaryEmbedding.
+    """
+    table = _rope_table(scope)
+    factor = table["partial_rotary_factor"]
+    if factor is None:
+        factor = scope.used_defaults["partial_rotary_factor"] = 0.5
+    return _rope(table, scope) | {"rotary_percent": float(factor)}
+
+
+def _rope(table: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
     kind = table["rope_type"]
     arguments: dict[str, Any] = {
         "position_embedding_type": "rope",
@@ -139,6 +162,7 @@ def rope(scope: Scope) -> dict[str, Any]:
 def mla_rope(scope: Scope) -> dict[str, Any]:
     """Rotary embedding of multi-latent attention: default and yarn (MLATransformerConfig's own fields)."""
     table = _rope_table(scope)
+    _whole_heads(table)
     kind = table["rope_type"]
     arguments: dict[str, Any] = {
         "position_embedding_type": "rope",
@@ -235,5 +259,6 @@ def moe_layers(scope: Scope) -> dict[str, Any]:
 
 
 FUNCTIONS: dict[str, Callable[[Scope], dict[str, Any]]] = {
-    function.__name__: function for function in (rope, mla_rope, sliding_window, router_groups, moe_layers)
+    function.__name__: function
+    for function in (rope, partial_rope, mla_rope, sliding_window, router_groups, moe_layers)
 }
