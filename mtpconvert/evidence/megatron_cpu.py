@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import typing
 import warnings
@@ -20,10 +21,16 @@ _done: set[str] = set()
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Megatron-core and torch.distributed warn about everything that a CPU lacks."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Megatron-core and torch.distributed warn about everything that a CPU lacks, and about their own old age."""
+    logger = logging.getLogger("megatron")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
