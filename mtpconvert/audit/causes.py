@@ -82,7 +82,12 @@ class Explainer:
         if "padding" in roles:  # rows that nobody compares
             start = roles["padding"].block.box[0][0]
             expected, found = expected[:start], found[:start]
-        return layout_cause(expected, found, roles) or tail_cause(expected, found)
+        parts = [(expected, found)]
+        places = {p.role.place for p in self.right_meanings.get(name, self.left_meanings.get(name, []))}
+        if len(places) == len(found) > 1:  # one key for all layers: a cause is one of each layer that differs
+            parts = [(e, f) for e, f in zip(expected, found, strict=True) if (e != f).any()]
+        causes = {layout_cause(e, f, roles) or tail_cause(e, f) for e, f in parts}
+        return causes.pop() if len(causes) == 1 else None
 
     def _write(self, expected: Any, pair: Pair) -> None:
         """Put the left's elements where they belong in an array shaped like the right tensor."""

@@ -74,7 +74,7 @@ CODES: dict[str, Code] = {
     "config-changed": Code(_W, "config keys that change what the numbers mean differ", "restore the source's values"),
     "argument-mismatch": Code(_E, "a Megatron argument contradicts the other side", "set the argument as said"),
     "layer-list-length": Code(_E, "a per-layer list of the config has another length", "cut it to the layers"),
-    "vocab-rows": Code(_E, "fewer embedding rows than vocab_size", "restore the rows"),
+    "vocab-rows": Code(_E, "embedding or head without the rows that the vocabulary calls for", "restore the rows"),
     "vocab-padding": Code(_N, "embedding rows beyond vocab_size", "nothing to do"),
     "padding-nonzero": Code(_W, "padding rows are not zero", "harmless unless the tokens are used"),
     "head-missing": Code(_E, "no output head, and the config does not tie it", "write lm_head, or set the tie flag"),

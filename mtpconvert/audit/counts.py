@@ -21,6 +21,8 @@ def check_counts(side: Side, mtp: MtpLayers, base: Side | None = None) -> list[F
     found = [*_mtp_counts(side, mtp), *_layer_set(side, mtp), *_expert_sets(side), *_names(side)]
     if side.is_huggingface:
         found += [*_layer_lists(side, mtp), *_vocabulary(side), *_head(side), *_dtype(side)]
+    else:
+        found += _padded_vocabulary(side)
     if base is not None and base.is_huggingface and side.is_huggingface:
         found += _changed_counts(base, side)
     return found
@@ -175,6 +177,18 @@ def _vocabulary(side: Side) -> list[Finding]:
             few = spec.shape[0] < max(sizes)
             text = f"{name} has {spec.shape[0]} rows, vocab_size is {max(sizes)}"
             found.append(finding("vocab-rows" if few else "vocab-padding", text, side=side.label, tensor=name))
+    return found
+
+
+def _padded_vocabulary(side: Side) -> list[Finding]:
+    """Megatron builds both tables with ``padded_vocab_size`` rows and cannot load others."""
+    rows = (side.arguments or {}).get("padded_vocab_size")
+    found: list[Finding] = []
+    for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        spec = side.inventory.get(name)
+        if spec is not None and isinstance(rows, int) and len(spec.shape) == 2 and spec.shape[0] != rows:
+            text = f"{name} has {spec.shape[0]} rows, padded_vocab_size is {rows}"
+            found.append(finding("vocab-rows", text, side=side.label, tensor=name))
     return found
 
 
