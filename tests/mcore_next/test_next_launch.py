@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mtpconvert.convert.launch_flags import launch_flags
+from mtpconvert.evidence.megatron_model import CPU_SETTINGS
 from tests.convert.test_arguments import READ_BY_MEGATRON
 from tests.evidence.test_forward import TOLERANCE, VARIANTS, distance, tokens
 from tests.support import mcore, mcore_forward
@@ -75,7 +76,7 @@ def test_megatrons_own_configs(family: str, how: str, tiny: Tiny, converted: Con
     config = core_config(args)
     assert type(config) is type(direct)
     # how it is run, not what it computes
-    run = {name for name in mcore.CPU_SETTINGS if not name.startswith("moe_router")} | {
+    run = {name for name in CPU_SETTINGS if not name.startswith("moe_router")} | {
         "batch_p2p_comm", "calculate_per_token_loss", "cp_comm_type", "cuda_graph_modules", "inference_sampling_seed",
         "moe_router_load_balancing_type", "moe_router_fusion", "overlap_p2p_comm", "output_layer_init_method",
         "init_method", "embedding_init_method", "mtp_loss_scaling_factor", "tensor_parallel_num_weight_shards",
