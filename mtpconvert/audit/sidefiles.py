@@ -65,6 +65,7 @@ def _config_changes(before: dict[str, Any], after: dict[str, Any]) -> list[Findi
         finding(
             "config-changed",
             f"config.json: {key} was {one.get(key, '(absent)')!r} and is {two.get(key, '(absent)')!r}",
+            key=key,
         )
         for key in kept
     ]

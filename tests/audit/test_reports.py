@@ -82,6 +82,28 @@ def test_thousands_of_findings_are_one_line(sides: tuple[Path, Path], tmp_path: 
     assert "32 times" in text
 
 
+def test_findings_without_a_tensor_name_their_files_and_keys(sides: tuple[Path, Path], tmp_path: Path) -> None:
+    other = write_tiny("llama", tmp_path / "right")
+    for name in ("LICENSE", "README.md", "tokenizer.json", "chat_template.jinja"):
+        (other / name).unlink()
+    report = audit(sides[0], other, level="headers")
+    text = render(report, "text")
+    assert "4 times: LICENSE, README.md, chat_template.jinja, tokenizer.json; first: LICENSE is not on" in text
+    keys = [found.detail["key"] for found in report.findings if found.code == "config-changed"]
+    assert {"architectures", "hidden_size"} <= set(keys) and f"{len(keys)} times: {', '.join(keys[:20])}" in text
+    assert "?, ?" not in text + render(report, "markdown")
+
+
+def test_a_finding_of_both_sides_says_which(sides: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(sides[0], tmp_path / "one")
+    config = json.loads((sides[0] / "config.json").read_text()) | {"num_nextn_predict_layers": 2}
+    (tmp_path / "one" / "config.json").write_text(json.dumps(config))
+    report = audit(tmp_path / "one", tmp_path / "one", level="headers")
+    for side in ("left", "right"):
+        assert re.search(rf"error +{side} +mtp-count-mismatch ", render(report, "text"))
+        assert f"| error | {side} | `mtp-count-mismatch` |" in render(report, "markdown")
+
+
 def test_junit_counts_agree_with_its_cases(harmed: Report, clean: Report) -> None:
     suite = ElementTree.fromstring(render(harmed, "junit")).find("testsuite")
     assert suite is not None
@@ -107,7 +129,7 @@ def test_sarif_results_point_to_their_rules(harmed: Report) -> None:
 def test_markdown_tables_hold(harmed: Report) -> None:
     text = render(harmed, "markdown")
     rows = [line for line in text.splitlines() if line.startswith("| error")]
-    assert rows and all(len(re.findall(r"(?<!\\)\|", row)) == 4 for row in rows)
+    assert rows and all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)
     assert "### MTP" in text and "| 0 | 32 | 32 | 31 | 30 |" in text
 
 

@@ -46,6 +46,14 @@ def test_broken_or_unknown_mtp_can_be_dropped(run: Run, memory: Path) -> None:
     assert done.code == 0, done.err
 
 
+def test_a_null_count_passes_where_the_tensors_decide_it(run: Run, memory: Path) -> None:
+    source = write_tiny("deepseek_v3", memory / "hf")
+    edit_json(source / "config.json", lambda table: table.update(num_nextn_predict_layers=None))
+    done = run("hf2mcore", source, memory / "mcore", *BITS)
+    assert done.code == 0, done.err
+    assert run("audit", source, memory / "mcore").code == 0
+
+
 def test_copies_and_rows_by_request(run: Run, memory: Path) -> None:
     source = write_tiny("deepseek_v3", memory / "hf")
     change_tensor(HEAD, lambda x: x[::-1])(source)

@@ -7,9 +7,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from mtpconvert.audit.findings import Finding
+from mtpconvert.errors import some
 
 _NUMBER = re.compile(r"\d+")
 _FEW = 3  # findings of one group that are shown one by one
+_MANY = 20  # files or config keys of one group that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +23,29 @@ class Line:
     count: int = 1
 
 
-def lines(findings: list[Finding], few: int = _FEW) -> list[Line]:
-    """Findings in order, each group of more than ``few`` cut to its first and a count."""
+def lines(findings: list[Finding]) -> list[Line]:
+    """Findings in order, each group of more than a few cut to its first and a count."""
     groups: dict[tuple[str, str, str, str | None], list[Finding]] = defaultdict(list)
     for found in findings:
         groups[found.code, found.side, _stem(found.tensor), found.waived_by].append(found)
     result: list[Line] = []
     for group in groups.values():
-        if len(group) <= few:
+        if len(group) <= _FEW:
             result += [Line(found, found.message) for found in group]
             continue
         cause = group[0].detail.get("cause")
         same = f"; cause: {cause}" if cause and all(f.detail.get("cause") == cause for f in group) else ""
-        names = ", ".join(found.tensor or "?" for found in group[:2])
-        text = f"{len(group)} times: {names} ... {group[-1].tensor}{same}; first: {group[0].message}"
+        text = f"{len(group)} times{_names(group)}{same}; first: {group[0].message}"
         result.append(Line(group[0], text, len(group)))
     return result
+
+
+def _names(group: list[Finding]) -> str:
+    """Tensors, which differ in a number, by the first two and the last; files and config keys one by one."""
+    if group[0].tensor is not None:
+        return f": {group[0].tensor}, {group[1].tensor} ... {group[-1].tensor}"
+    places = [place for found in group if (place := found.detail.get("file") or found.detail.get("key"))]
+    return f": {some(places, _MANY)}" if places else ""
 
 
 def _stem(tensor: str | None) -> str:

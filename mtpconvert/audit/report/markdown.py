@@ -27,13 +27,13 @@ def render(report: Report, fail_on: str) -> str:
             out.append(f"| {row.layer} | {counts} | {size(row.right_bytes)} |")
     shown = lines(report.findings)
     if shown:
-        out += ["", "### Findings", "", "| severity | code | finding |", "|---|---|---|"]
+        out += ["", "### Findings", "", "| severity | side | code | finding |", "|---|---|---|---|"]
     for line in shown[:_MOST]:
         found = line.finding
         waived = f" *(waived: {_cell(found.waived_by)})*" if found.waived_by is not None else ""
-        out.append(f"| {found.severity.label} | `{found.code}` | {_cell(line.message)}{waived} |")
+        out.append(f"| {found.severity.label} | {found.side} | `{found.code}` | {_cell(line.message)}{waived} |")
     if len(shown) > _MOST:
-        out.append(f"| | | and {len(shown) - _MOST} more |")
+        out.append(f"| | | | and {len(shown) - _MOST} more |")
     return "\n".join(out) + "\n"
 
 

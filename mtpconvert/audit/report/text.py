@@ -31,13 +31,20 @@ def render(report: Report, fail_on: str, *, color: bool = False, width: int = 12
     for line in lines(open_ones):
         label = line.finding.severity.label
         console.print(
-            Text.assemble("  ", (f"{label:8}", _STYLE[label]), (line.finding.code, "bold"), f"  {line.message}")
+            Text.assemble(
+                "  ",
+                (f"{label:8}", _STYLE[label]),
+                f"{line.finding.side:6} ",
+                (line.finding.code, "bold"),
+                f"  {line.message}",
+            )
         )
     if waived:
         console.print()
         console.print(Text(f"Waived ({len(waived)})", style="bold"))
     for line in lines(waived):
-        console.print(Text(f"  {line.finding.code}  {line.message}  (waived: {line.finding.waived_by})"))
+        found = line.finding
+        console.print(Text(f"  {found.side:6} {found.code}  {line.message}  (waived: {found.waived_by})"))
     console.print()
     verdict = report.verdict(fail_on)
     read = "names, shapes and dtypes only" if report.level == "headers" else f"every byte, {size(report.nbytes)}"

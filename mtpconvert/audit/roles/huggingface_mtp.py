@@ -54,10 +54,11 @@ def mtp_block(site: Site) -> Iterator[Placement]:
 def mtp_depths(settings: Settings, inventory: Inventory) -> list[int]:
     """Every MTP layer that the config declares, and every other one of which a tensor of the MTP block is on disk.
 
-    A layer past the trunk without any such tensor is a surplus trunk layer: it is not placed, so it stays unexpected.
+    A count that is null declares none. A layer past the trunk without any such tensor is a surplus trunk layer: it is
+    not placed, so it stays unexpected.
     """
     trunk = settings.count("num_hidden_layers")
-    depths = set(range(settings.count("num_nextn_predict_layers")))
+    depths = set(range(settings.optional("num_nextn_predict_layers") or 0))
     for name in inventory:
         found = _LAYER.fullmatch(name)
         if found and int(found[1]) >= trunk and found[2].startswith(BLOCK_TENSORS):
