@@ -14,34 +14,41 @@ from mtpconvert.evidence.differences import TOLERANCES, difference, differences
 from tests.support.command_line import Run
 from tests.support.frameworks_convert import Converted, Tiny, to_mcore
 from tests.support.parity_faults import with_args
-from tests.support.trained import DEEPSEEK
+from tests.support.trained import DEEPSEEK, GLM
 
 POINTS = ["embedding", "layer 0", "layer 1", "layer 2", "final norm", "trunk logits"]
 DEPTH = ["eh_proj", "layer", "final norm", "logits"]
 
 
-def test_the_trained_fixture_agrees(run: Run) -> None:
-    result = run("parity", DEEPSEEK, "--require-mtp", "--json")
+@pytest.mark.parametrize(("fixture", "depths"), [(DEEPSEEK, 1), (GLM, 2)])
+def test_the_trained_fixtures_agree(fixture: Path, depths: int, run: Run) -> None:
+    result = run("parity", fixture, "--require-mtp", "--json")
     assert (result.code, result.err) == (0, "")
     report = result.json
-    assert [point["point"] for point in report["points"]] == POINTS + [f"MTP 1: {part}" for part in DEPTH]
+    expected = dict.fromkeys(POINTS, 2 * 64)
+    for depth in range(1, depths + 1):
+        expected |= {f"MTP {depth}: {part}": 2 * (64 - depth) for part in DEPTH}
+    assert [(point["point"], point["positions"]) for point in report["points"]] == list(expected.items())
     assert max(point["relative"] for point in report["points"]) < 1e-5
-    assert [point["positions"] for point in report["points"]] == [2 * 64] * 6 + [2 * 63] * 4
     logits = [point for point in report["points"] if point["point"].endswith("logits")]
     assert all(point["greedy"] == 1 and point["kl"] < 1e-9 and point["cosine_min"] > 1 - 1e-9 for point in logits)
     assert (report["verdict"], report["trunk"], report["first_departure"]) == ("pass", "pass", None)
     assert report["mtp"]["state"] == "compared"
-    assert report["mtp"]["verdicts"] == {"1": "pass"}
+    assert report["mtp"]["verdicts"] == {str(depth): "pass" for depth in range(1, depths + 1)}
     assert "dist_checkpointing.load; converted on the fly" in report["path"]
 
 
-def test_the_default_conversion_agrees_in_bfloat16(run: Run, converted: Converted) -> None:
-    """For Transformer Engine: 2 norms of MLA in 4 layers and the MLP norm of the dense one have other names there,
-    which the report says."""
-    result = run("parity", DEEPSEEK, converted(DEEPSEEK), "--dtype", "bf16", "--require-mtp")
+@pytest.mark.parametrize(("fixture", "norms", "depths"), [(DEEPSEEK, 9, 1), (GLM, 4, 2)])
+def test_the_default_conversion_agrees_in_bfloat16(
+    fixture: Path, norms: int, depths: int, run: Run, converted: Converted
+) -> None:
+    """For Transformer Engine, where norms have other names: of DeepSeek-V3 the 2 of MLA in 4 layers and the MLP norm of
+    the dense one, of GLM-4.5 the MLP norm of 4 MoE layers."""
+    result = run("parity", fixture, converted(fixture), "--dtype", "bf16", "--require-mtp")
     assert result.code == 0, result.out
-    assert "9 norms asked for under their Transformer Engine names" in result.out
-    assert result.last_line == "MTP layers: transformers 1, Megatron 1, compared 1; verdict: pass"
+    assert f"{norms} norms asked for under their Transformer Engine names" in result.out
+    last = f"MTP layers: transformers {depths}, Megatron {depths}, compared {depths}; verdict: pass"
+    assert result.last_line == last
 
 
 def test_two_depths(run: Run, tiny: Tiny) -> None:

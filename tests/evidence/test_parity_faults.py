@@ -15,11 +15,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
 
 
 def test_every_fault_is_seen_and_the_original_passes(measured: list[Row]) -> None:
-    healthy, *damaged = measured
-    assert (healthy.verdict, healthy.bfloat16, healthy.bits) == ("pass", "pass", "pass")
-    assert healthy.trunk is not None and healthy.trunk < 1e-5
-    assert healthy.mtp is not None and healthy.mtp < 1e-5
-    assert len(damaged) >= 10
+    unharmed = [row for row in measured if row.fault.startswith("none")]
+    damaged = [row for row in measured if not row.fault.startswith("none")]
+    for row in unharmed:
+        assert (row.verdict, row.bfloat16, row.bits) == ("pass", "pass", "pass")
+        assert row.trunk is not None and row.trunk < 1e-5
+        assert row.mtp is not None and row.mtp < 1e-5
+    assert (len(unharmed), len(damaged) >= 10) == (2, True)
     assert {row.verdict for row in damaged} == {FAILS, "**refused**: MtpLostError"}
 
 
@@ -36,6 +38,7 @@ def test_the_first_point_that_departs_is_where_the_damage_is(measured: list[Row]
     first = {row.fault: row.first for row in measured}
     assert first["halves of `eh_proj` exchanged"] == "MTP 1: eh_proj"
     assert first["gate and up of MTP's experts exchanged"] == "MTP 1: layer"
+    assert first["GLM: halves of depth 2's `eh_proj` exchanged"] == "MTP 2: eh_proj"
     assert first["head norm of MTP the trunk's"] == "MTP 1: final norm"
     places = {"keys and values": "layer 1", "gate and up": "layer 0", "two experts": "layer 1"}
     for start, place in places.items():

@@ -10,13 +10,15 @@ from tests.support.mcore_cpu import version
 pytest.register_assert_rewrite(
     "tests.evidence.test_forward",
     "tests.evidence.test_load",
+    "tests.evidence.test_parity",
     "tests.evidence.test_saves",
     "tests.evidence.test_training_flow",
 )
 
+from tests.support.command_line import run  # noqa: E402
 from tests.support.frameworks_convert import converted, tiny  # noqa: E402
 
-__all__ = ["converted", "tiny"]
+__all__ = ["converted", "run", "tiny"]
 
 if not version().startswith("0.19."):
     collect_ignore_glob = ["test_*.py"]

@@ -2,6 +2,7 @@
 
 from tests.evidence.test_forward import *  # noqa: F403
 from tests.evidence.test_load import *  # noqa: F403
+from tests.evidence.test_parity import *  # noqa: F403
 from tests.evidence.test_saves import *  # noqa: F403
 from tests.evidence.test_training_flow import *  # noqa: F403
 from tests.support.mcore_cpu import version

@@ -1,7 +1,7 @@
 """The parity table of docs/evidence.md: what ``parity`` says when the Megatron side is a damaged conversion.
 
-The Hugging Face side is the unharmed fixture. ``python -m tests.support.parity_faults`` writes the table anew;
-``tests/evidence/test_parity_faults.py`` holds it.
+The Hugging Face side is the unharmed fixture of the same family. ``python -m tests.support.parity_faults``
+writes the table anew; ``tests/evidence/test_parity_faults.py`` holds it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mtpconvert.audit.api import audit
 from mtpconvert.errors import MtpConvertError
 from mtpconvert.evidence.parity import ParityOptions, ParityReport, Reference, against, reference
 from tests.support import trained
-from tests.support.acceptance_faults import FAULTS
+from tests.support.acceptance_faults import FAULTS, GLM_FAULTS
 from tests.support.frameworks_convert import to_mcore
-from tests.support.trained import DEEPSEEK, Damage, Tensors
+from tests.support.trained import DEEPSEEK, GLM, Damage, Tensors
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/parity-section.md"
 BEGIN, END = "<!-- parity table: written by tests/support/parity_faults.py -->", "<!-- end of the parity table -->"
@@ -46,6 +46,12 @@ def zero_layer(values: Tensors) -> None:
     for name, value in values.items():
         if name.startswith("model.layers.1.") and name.endswith(("o_proj.weight", "down_proj.weight")):
             value[...] = 0
+
+
+def grouped_keys_and_values(values: Tensors) -> None:
+    """GLM: in layer 1, each group's key for its value, biases too."""
+    for part in ("weight", "bias"):
+        trained.exchange(values, *(f"model.layers.1.self_attn.{name}_proj.{part}" for name in "kv"))
 
 
 def gate_and_up_dense(values: Tensors) -> None:
@@ -86,9 +92,22 @@ def with_args(iteration_dir: Path, changes: dict[str, Any]) -> None:
     torch.save(common, file)
 
 
+GLM_TRUNK_FAULTS: dict[str, Damage] = {
+    "GLM: keys and values of trunk layer 1 exchanged": grouped_keys_and_values,
+    "GLM: rows of trunk layer 1's queries rotated by one head": trained.rotate_rows(
+        "model.layers.1.self_attn.q_proj.weight", 20
+    ),
+}
+GLM_ARGUMENT_FAULTS: dict[str, dict[str, Any]] = {
+    "GLM args: `rotary_percent` 1 for 0.5": {"rotary_percent": 1.0},
+    "GLM args: no `qk_layernorm`": {"qk_layernorm": False},
+}
+
+
 @dataclass(frozen=True)
 class Row:
-    """``trunk`` and ``mtp``: largest difference of their logits relative to the largest logit, None where not run.
+    """``trunk`` and ``mtp``: largest difference of their logits relative to the largest logit, None where not run; of
+    several MTP depths the worst, ``kl`` and ``greedy`` are that one's.
 
     ``first``: the first point that departs in float32, or why nothing ran. ``bits``: the audit's verdict on the pair.
     """
@@ -121,6 +140,7 @@ class Bench:
     """The fixture run by transformers once in each dtype; rows measured against it."""
 
     def __init__(self, hf: Path, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.hf, self.folder, self.number = hf, folder, 0
         self.references = {dtype: reference(hf, ParityOptions(dtype=dtype)) for dtype in ("float32", "bfloat16")}
 
@@ -139,7 +159,8 @@ class Bench:
         report = self.report(self.references["float32"], iteration_dir)
         coarse = self.report(self.references["bfloat16"], iteration_dir)
         points = {found.point: found for found in report.found}
-        mtp = points.get("MTP 1: logits")
+        depths = [found for found in report.found if found.depth and found.point.endswith("logits")]
+        mtp = max(depths, key=lambda found: found.relative, default=None)
         first = report.mtp.why if report.first is None and report.mtp.state == "lost" else ""
         return Row(
             fault,
@@ -157,6 +178,14 @@ class Bench:
     def report(theirs: Reference, iteration_dir: Path) -> ParityReport:
         return against(theirs, iteration_dir)
 
+    def rows(self, healthy: str, faults: dict[str, Damage], arguments: dict[str, dict[str, Any]]) -> list[Row]:
+        found = [self.row(healthy, lambda: self.damaged(None))]
+        for fault, damage in faults.items():
+            found.append(self.row(fault, lambda damage=damage: self.damaged(damage)))
+        for fault, changes in arguments.items():
+            found.append(self.row(fault, lambda changes=changes: self.argued(changes)))
+        return found
+
     def damaged(self, damage: Damage | None) -> Path:
         source = self.hf if damage is None else trained.damaged(self.hf, self.path(), damage)
         return to_mcore(source, self.path(), spec="local", mtp_copies="use-trunk")
@@ -169,14 +198,11 @@ class Bench:
 
 def rows(folder: Path) -> list[Row]:
     bench = Bench(DEEPSEEK, folder)
-    found = [bench.row("none", lambda: bench.damaged(None))]
-    for fault, damage in (FAULTS | TRUNK_FAULTS).items():
-        found.append(bench.row(fault, lambda damage=damage: bench.damaged(damage)))
+    found = bench.rows("none: DeepSeek-V3", FAULTS | TRUNK_FAULTS, ARGUMENT_FAULTS)
     dropped = lambda: to_mcore(DEEPSEEK, bench.path(), spec="local", mtp="drop")  # noqa: E731
     found.append(bench.row("converted with `--mtp drop`", dropped))
-    for fault, changes in ARGUMENT_FAULTS.items():
-        found.append(bench.row(fault, lambda changes=changes: bench.argued(changes)))
-    return found
+    glm = Bench(GLM, folder / "glm")
+    return found + glm.rows("none: GLM-4.5, two MTP layers", GLM_FAULTS | GLM_TRUNK_FAULTS, GLM_ARGUMENT_FAULTS)
 
 
 HEAD = (
