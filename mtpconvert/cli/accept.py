@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from mtpconvert.cli.options import EXISTING, TARGET, json_option
-from mtpconvert.cli.output import print_json
-from mtpconvert.errors import TargetError
+from mtpconvert.cli.output import print_json, write_file
 
 
 @click.command()
@@ -95,7 +94,4 @@ def _write_plot(file: Path, result: dict[str, Any]) -> None:
 
     if file.suffix.lower() != ".svg":
         raise click.UsageError(f"--plot writes SVG; {file.name} does not end in .svg")
-    try:
-        file.write_text(acceptance_svg(result), encoding="utf-8")
-    except OSError as error:
-        raise TargetError(f"the plot cannot be written: {error.strerror}", where=str(file)) from error
+    write_file(file, acceptance_svg(result))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from mtpconvert.cli.output import refuse_missing_folder, write_file
+
 _FORMATS = ("text", "json", "junit", "sarif", "markdown", "html")
 
 
@@ -25,16 +27,18 @@ _FORMATS = ("text", "json", "junit", "sarif", "markdown", "html")
 def audit(
     left: Path, right: Path, level: str, trained: bool, format_name: str,
     output: Path | None, waivers: Path | None, fail_on: str,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Say whether RIGHT is what LEFT became: Hugging Face or Megatron on either side."""
     from mtpconvert.audit.api import audit as run
     from mtpconvert.audit.report import render
     from mtpconvert.audit.waivers import load_waivers
 
+    if output is not None:
+        refuse_missing_folder(output)
     accepted = load_waivers(waivers) if waivers is not None else None
     report = run(left, right, level=level, trained=trained, waivers=accepted)
     if output is not None:
-        output.write_text(render(report, format_name, fail_on), encoding="utf-8")
+        write_file(output, render(report, format_name, fail_on))
         click.echo(f"{report.verdict(fail_on)}: {output}", err=True)
     elif format_name == "text":
         from mtpconvert.audit.report.text import render as render_text
@@ -42,5 +46,4 @@ def audit(
         click.echo(render_text(report, fail_on, color=sys.stdout.isatty()), nl=False, color=sys.stdout.isatty())
     else:
         click.echo(render(report, format_name, fail_on), nl=False)
-    if report.verdict(fail_on) == "fail":
-        raise SystemExit(1)
+    return 1 if report.verdict(fail_on) == "fail" else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -93,6 +94,6 @@ def hf2mcore(
 def _say_how_to_launch(result: Conversion) -> None:
     click.echo("Launch Megatron with these flags; --use-checkpoint-args does not restore them, and without them")
     click.echo("the model loads wrong and says nothing:")
-    click.echo("  " + " ".join(["--load", str(result.target), *result.launch_flags]))
+    click.echo("  " + shlex.join(["--load", str(result.target), *result.launch_flags]))
     if not (result.target / "release").exists():
         click.echo("There is no optimizer here: add --finetune, or --no-load-optim --no-load-rng.")

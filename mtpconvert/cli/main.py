@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from typing import Any
+from itertools import pairwise
 
 import click
 
@@ -61,7 +61,7 @@ def run(arguments: list[str] | None = None) -> None:
 
 
 def call(arguments: list[str]) -> int:
-    """Run the command line; the exit code. Messages go to stderr, an error of ``--json`` runs to stdout as well."""
+    """Run the command line; the exit code. Messages go to stderr, an error of JSON runs to stdout as well."""
     debug = "--debug" in arguments
     try:
         code = main.main(arguments, prog_name="mtpconvert", standalone_mode=False)
@@ -69,13 +69,15 @@ def call(arguments: list[str]) -> int:
     except MtpConvertError as error:
         if debug:
             traceback.print_exc()
-        _report(error, as_json="--json" in arguments)
+        click.echo(f"mtpconvert: error: {error}", err=True)
+        _document(arguments, type(error).__name__, error.exit_code, error.what, error.where, error.next_step)
         return error.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("mtpconvert: interrupted; nothing stands under the final name", err=True)
         return 130
     except click.ClickException as error:
         error.show()
+        _document(arguments, "UsageError", 2, error.format_message(), None, "mtpconvert COMMAND --help shows the usage")
         return 2
     except click.exceptions.Exit as error:
         return error.exit_code
@@ -84,23 +86,17 @@ def call(arguments: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        click.echo(f"mtpconvert: internal error: {type(error).__name__}: {error}", err=True)
-        click.echo("  next:  this is a fault of mtpconvert; run 'mtpconvert --debug ...' and report it", err=True)
+        what, next_step = f"{type(error).__name__}: {error}", "run 'mtpconvert --debug ...' and report it"
+        click.echo(f"mtpconvert: internal error: {what}", err=True)
+        click.echo(f"  next:  this is a fault of mtpconvert; {next_step}", err=True)
+        _document(arguments, "InternalError", INTERNAL_ERROR, what, None, next_step)
         return INTERNAL_ERROR
 
 
-def _report(error: MtpConvertError, *, as_json: bool) -> None:
-    click.echo(f"mtpconvert: error: {error}", err=True)
-    if as_json:
+def _document(arguments: list[str], kind: str, code: int, what: str, where: str | None, next_step: str | None) -> None:
+    """The error as the one JSON document on stdout, if the arguments ask for JSON."""
+    if "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments):
         import json
 
-        document: dict[str, Any] = {
-            "error": {
-                "kind": type(error).__name__,
-                "exit_code": error.exit_code,
-                "what": error.what,
-                "where": error.where,
-                "next_step": error.next_step,
-            }
-        }
-        click.echo(json.dumps(document, indent=2))
+        error = {"kind": kind, "exit_code": code, "what": what, "where": where, "next_step": next_step}
+        click.echo(json.dumps({"error": error}, indent=2))

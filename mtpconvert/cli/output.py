@@ -7,10 +7,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 
+from mtpconvert.errors import TargetError
 from mtpconvert.mapping.plan import MtpCount
 
 
@@ -53,6 +55,21 @@ def print_json(document: dict[str, Any]) -> None:
 def print_notes(notes: list[str]) -> None:
     for note in notes:
         click.echo(f"note: {note}", err=True)
+
+
+def refuse_missing_folder(file: Path) -> None:
+    """Raise TargetError where the folder of ``file`` is not there; before the work that the file is to tell of."""
+    if not file.parent.is_dir():
+        raise TargetError("the folder for this file does not exist", where=str(file), next_step="create it")
+
+
+def write_file(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TargetError(
+            f"{file.name} cannot be written: {error.strerror}", where=str(file), next_step="check its folder and rights"
+        ) from error
 
 
 Advance = Callable[[int, str], None]

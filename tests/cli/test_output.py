@@ -67,7 +67,8 @@ def test_flags_to_launch_with_are_printed(source: Path, run: Run, memory: Path) 
     assert f"--load {memory / 'mcore'}" in out
     assert "--multi-latent-attention" in out
     assert "--finetune" not in out
-    out = run("hf2mcore", source, memory / "other", "--iteration", "7").out
+    out = run("hf2mcore", source, memory / "o ther", "--iteration", "7").out
+    assert f"--load '{memory / 'o ther'}' --use-checkpoint-args" in out
     assert "There is no optimizer here: add --finetune, or --no-load-optim --no-load-rng." in out
 
 
@@ -151,6 +152,23 @@ def test_json_of_a_refusal(words: list[str], run: Run, memory: Path, monkeypatch
     assert "num_nextn_predict_layers" in result.json["error"]["what"]
 
 
+@pytest.mark.parametrize(
+    ("words", "kind", "code", "text"),
+    [
+        (["hf2mcore", "--json"], "UsageError", 2, "Missing argument 'SRC'"),
+        (["hf2mcore", "a", "b", "--spec", "fast", "--json"], "UsageError", 2, "'fast' is not one of"),
+        (["audit", "a", "b", "--format", "json"], "CheckpointError", 6, "no such directory"),
+        (["audit", "a", "b", "--format=json"], "CheckpointError", 6, "no such directory"),
+        (["audit", "a", "--format", "json"], "UsageError", 2, "Missing argument 'RIGHT'"),
+    ],
+)
+def test_json_of_every_kind_of_error(words: list[str], kind: str, code: int, text: str, run: Run) -> None:
+    result = run(*words)
+    error = result.json["error"]
+    assert (result.code, error["kind"], error["exit_code"]) == (code, kind, code)
+    assert text in error["what"] and error["next_step"] and text in result.err
+
+
 def test_json_through_a_pipe_is_alone_on_stdout(source: Path, memory: Path) -> None:
     code, out, err = command("hf2mcore", source, memory / "mcore", "--audit", "none", "--json")
     assert code == 0
@@ -223,6 +241,8 @@ def test_a_fault_of_the_tool_itself_is_one_line_without_debug(
     assert result.code == 70
     assert "mtpconvert: internal error: KeyError: 'boom'" in result.err
     assert "Traceback" not in result.err
+    error = run("hf2mcore", source, memory / "out", "--json").json["error"]
+    assert (error["kind"], error["exit_code"]) == ("InternalError", 70)
     with pytest.raises(KeyError):
         run("--debug", "hf2mcore", source, memory / "out")
     assert [path.name for path in memory.iterdir()] == ["hf"]
