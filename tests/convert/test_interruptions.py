@@ -17,12 +17,12 @@ from tests.support.processes import ENVIRONMENT, command, finish, start, wait_fo
 from tests.support.sparse import write_sparse
 from tests.support.tiny import sha256_tree, write_tiny
 
-LARGE = {"num_hidden_layers": 4, "hidden_size": 2048, "intermediate_size": 8192, "head_dim": 128, "vocab_size": 16000}
+LARGE = {"num_hidden_layers": 8, "hidden_size": 2048, "intermediate_size": 8192, "head_dim": 128, "vocab_size": 16000}
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 0.6 GB of holes: long enough to be caught while it is converted."""
+    """About 1.1 GB of holes: long enough to be caught while it is converted."""
     return write_sparse(tmp_path_factory.mktemp("large") / "hf", **LARGE)
 
 
@@ -32,9 +32,11 @@ def moving(target: Path) -> bool:
 
 
 def caught(source: Path, target: Path, *options: str) -> subprocess.Popen[str]:
-    """A conversion that is in the middle of its work."""
+    """A conversion stopped (SIGSTOP) in the middle of its work, so that a busy machine cannot let it end first."""
     process = start("hf2mcore", source, target, "--audit", "none", *options)
     wait_for(lambda: moving(target), process)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert target.with_name(f".{target.name}.partial").exists(), "the conversion ended before it could be stopped"
     return process
 
 
@@ -74,6 +76,7 @@ def test_ctrl_c_exits_130_and_cleans_up(large: Path, memory: Path) -> None:
     target = memory / "mcore"
     process = caught(large, target)
     os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, signal.SIGCONT)
     code, out, err = finish(process)
     assert code == 130
     assert out == ""
@@ -85,7 +88,6 @@ def test_a_second_run_on_the_same_target_is_refused_while_the_first_lives(large:
     small = write_tiny("qwen3", memory / "hf")
     target = memory / "mcore"
     process = caught(large, target)
-    os.kill(process.pid, signal.SIGSTOP)
     try:
         for overwrite in ([], ["--overwrite"]):
             code, _, err = command("hf2mcore", small, target, "--audit", "none", *overwrite)
