@@ -3,19 +3,21 @@
 import json
 from collections import Counter
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.roles.huggingface import FAMILIES, expected_dtype, placements
 from mtpconvert.audit.roles.vocabulary import ROLES
 from mtpconvert.errors import ConfigError, NotRepresentableError
-from mtpconvert.tensors import Inventory
+from mtpconvert.tensors import Inventory, TensorSpec, inventory_of
 from tests.support.hf_roles import CASES, MLA, inventory, mtp_model, mtp_tensors, saved, slices
 
 
@@ -46,10 +48,11 @@ def test_what_transformers_saves_is_covered_exactly(case: str) -> None:
     assert_exact_cover(placements(config, inventory(tensors)), inventory(tensors))
 
 
-def test_the_real_mtp_model_takes_every_tensor_placed_in_an_mtp_layer_but_the_copies() -> None:
-    config, tensors = saved("deepseek")
+@pytest.mark.parametrize("case", ["deepseek", "glm"])
+def test_the_real_mtp_model_takes_every_tensor_placed_in_an_mtp_layer_but_the_copies(case: str) -> None:
+    config, tensors = saved(case)
     copies = [p.block.tensor for p in placements(config, inventory(tensors)) if p.copy]
-    _, unused = mtp_model("deepseek", tensors)
+    _, unused = mtp_model(case, tensors)
     in_memory = {
         f"layers.{i}.mtp_block.{t}" for i in (0, 1) for t in ("embed_tokens.weight", "shared_head.head.weight")
     }
@@ -57,6 +60,19 @@ def test_the_real_mtp_model_takes_every_tensor_placed_in_an_mtp_layer_but_the_co
     assert sorted(copies) == sorted(
         f"model.layers.{n}.{t}" for n in (2, 3) for t in ("embed_tokens.weight", "shared_head.head.weight")
     )
+
+
+def test_a_trained_glm_with_mtp_layers_is_covered_exactly_and_in_its_dtypes() -> None:
+    folder = Path(__file__).parents[2] / "fixtures" / "tiny-glm4-moe-mtp"
+    config = json.loads((folder / "config.json").read_text())
+    with safe_open(folder / "model.safetensors", "np") as file:
+        stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        specs = [TensorSpec(name, tuple(s.get_shape()), s.get_dtype()) for name, s in stored.items()]
+    placed = placements(config, inventory_of(specs))
+    assert_exact_cover(placed, inventory_of(specs))
+    assert {p.role.place for p in placed if p.role.is_mtp} == {"mtp.0", "mtp.1"}
+    float32 = {spec.name for spec in specs if spec.dtype == "F32"}
+    assert float32 == {spec.name for spec in specs if expected_dtype(spec.name, config) == "F32"} != set()
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3", "qwen2", "mistral"])
@@ -171,10 +187,21 @@ def test_moe_layer_freq(frequency: Any, moe: set[int]) -> None:
     assert routers == {f"trunk.{n}" for n in moe} | {"mtp.0"}
 
 
-def test_correction_bias_is_float32_whatever_the_model_is() -> None:
-    config = {"architectures": ["DeepseekV3ForCausalLM"], "dtype": "bfloat16"}
+def test_glm_has_experts_after_its_dense_layers_whatever_moe_layer_freq_says() -> None:
+    config = {"num_hidden_layers": 5, "first_k_dense_replace": 3, "moe_layer_freq": 2}
+    with torch.device("meta"):
+        layers = transformers.Glm4MoeForCausalLM(transformers.Glm4MoeConfig(**config)).model.layers
+    moe = {f"trunk.{n}" for n, layer in enumerate(layers) if hasattr(layer.mlp, "gate")}
+    placed = placements(config | {"architectures": ["Glm4MoeForCausalLM"]}, {})
+    assert {p.role.place for p in placed if p.role.name == "router"} == moe | {"mtp.0"}
+    assert moe == {"trunk.3", "trunk.4"}
+
+
+@pytest.mark.parametrize("family", ["DeepseekV3", "Glm4Moe"])
+def test_correction_bias_is_float32_whatever_the_model_is(family: str) -> None:
+    config = {"architectures": [f"{family}ForCausalLM"], "dtype": "bfloat16"}
     bias = "model.layers.5.mlp.gate.e_score_correction_bias"
-    assert "e_score_correction_bias" in transformers.DeepseekV3PreTrainedModel._keep_in_fp32_modules_strict
+    assert "e_score_correction_bias" in getattr(transformers, f"{family}PreTrainedModel")._keep_in_fp32_modules_strict
     assert expected_dtype(bias, config) == "F32"
     assert expected_dtype("model.layers.5.mlp.gate.weight", config) is None
     assert expected_dtype("model.norm.weight", {"architectures": ["LlamaForCausalLM"]}) is None

@@ -33,6 +33,10 @@ MLA = {
     "kv_lora_rank": 7, "q_lora_rank": 9, "qk_rope_head_dim": 4, "v_head_dim": 5, "qk_nope_head_dim": 6,
     "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "max_position_embeddings": 32,
 }  # fmt: skip
+GLM = GQA | {
+    "head_dim": 8, "moe_intermediate_size": 12, "n_shared_experts": 2, "n_routed_experts": 4, "n_group": 1,
+    "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
 
 # name -> (family's class prefix, arguments of its config class)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,6 +52,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek, rotary halves": ("DeepseekV3", MLA | {"rope_interleave": False, "num_mtp_layers": 1}),
     "deepseek, hidden state first": ("DeepseekV3", MLA | {"num_mtp_layers": 1, "mtp_hidden_states_first": True}),
     "deepseek, all dense": ("DeepseekV3", MLA | {"first_k_dense_replace": 2, "num_mtp_layers": 0}),
+    "glm": ("Glm4Moe", GLM | {"attention_bias": True, "use_qk_norm": True, "num_mtp_layers": 2}),
+    "glm, biased, no norms": ("Glm4Moe", GLM | {"attention_bias": True, "num_mtp_layers": 1}),
+    "glm, norms, no biases, no MTP": ("Glm4Moe", GLM | {"use_qk_norm": True, "num_mtp_layers": 0}),
+    "glm, all dense": ("Glm4Moe", GLM | {"first_k_dense_replace": 2, "num_mtp_layers": 0}),
+    "glm, no head_dim": ("Glm4Moe", {k: v for k, v in GLM.items() if k != "head_dim"} | {"num_mtp_layers": 1}),
 }
 
 

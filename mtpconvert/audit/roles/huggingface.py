@@ -39,6 +39,11 @@ def _always(module: Module) -> Callable[[Settings, int], Module]:
     return lambda settings, layer: module
 
 
+def _experts_after_dense(settings: Settings, layer: int) -> Module:
+    """``Glm4MoeDecoderLayer.__init__``: experts from layer ``first_k_dense_replace`` on, whatever else a config has."""
+    return experts if layer >= settings.count("first_k_dense_replace") else _PLAIN_MLP
+
+
 def _dense_then_experts(settings: Settings, layer: int) -> Module:
     """``DeepseekV3DecoderLayer.__init__``: experts from layer ``first_k_dense_replace`` on.
 
@@ -54,7 +59,7 @@ def _dense_then_experts(settings: Settings, layer: int) -> Module:
     else:
         every = settings.count("moe_layer_freq")
         chosen = every > 0 and layer % every == 0
-    return experts if chosen and layer >= settings.count("first_k_dense_replace") else _PLAIN_MLP
+    return _experts_after_dense(settings, layer) if chosen else _PLAIN_MLP
 
 
 _PLAIN_MLP = gated_mlp(bias=False)
@@ -94,6 +99,17 @@ _DEEPSEEK_V3 = {
     "num_nextn_predict_layers": 1,
 }  # fmt: skip
 
+# models/glm4_moe/configuration_glm4_moe.py: Glm4MoeConfig; head_dim is not a field of it, published files carry it
+_GLM4_MOE = {
+    **_SHARED, "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+    "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": None,
+    "n_shared_experts": 1, "n_routed_experts": 128, "first_k_dense_replace": 1, "attention_bias": False,
+    "use_qk_norm": False, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+
+# attribute_map of both config classes that declare MTP layers
+_EXPERT_ALIASES = {"n_routed_experts": "num_local_experts", "num_nextn_predict_layers": "num_mtp_layers"}
+
 FAMILIES: dict[str, Family] = {
     # models/deepseek_v3/modeling_deepseek_v3.py; PreTrainedConfig.get_mtp_config: "MTP layers always use MoE".
     # DeepseekV3TopkRouter makes the correction bias in float32; the router's weight is bf16 in published files.
@@ -102,7 +118,17 @@ FAMILIES: dict[str, Family] = {
         attention=latent,
         feed_forward=_dense_then_experts,
         mtp_feed_forward=experts,
-        aliases={"n_routed_experts": "num_local_experts", "num_nextn_predict_layers": "num_mtp_layers"},
+        aliases=_EXPERT_ALIASES,
+        float32=(".mlp.gate.e_score_correction_bias",),
+    ),
+    # models/glm4_moe/modeling_glm4_moe.py: Glm4MoeAttention (bias=False on o, whatever the config says), Glm4MoeMoE;
+    # MTP layers and dtypes as for DeepSeek (Glm4MoeTopkRouter)
+    "Glm4MoeForCausalLM": Family(
+        defaults=_GLM4_MOE,
+        attention=grouped_query(qkv_bias="attention_bias", out_bias=False, qk_norm="use_qk_norm"),
+        feed_forward=_experts_after_dense,
+        mtp_feed_forward=experts,
+        aliases=_EXPERT_ALIASES,
         float32=(".mlp.gate.e_score_correction_bias",),
     ),
     # models/qwen3/modeling_qwen3.py: Qwen3Attention, Qwen3MLP

@@ -1,8 +1,9 @@
 """What the numbers of transformers' attention modules mean: grouped-query attention and latent attention (MLA).
 
-Sources (transformers 5.24.0, models/): qwen3/modeling_qwen3.py, qwen2/modeling_qwen2.py, llama/modeling_llama.py and
-mistral/modeling_mistral.py, ``*Attention.__init__`` and ``.forward``; deepseek_v3/modeling_deepseek_v3.py,
-``DeepseekV3Attention.__init__``, ``.forward``, ``.expand_kv`` and ``apply_rotary_pos_emb_interleave``.
+Sources (transformers 5.24.0, models/): qwen3/modeling_qwen3.py, qwen2/modeling_qwen2.py, llama/modeling_llama.py,
+mistral/modeling_mistral.py and glm4_moe/modeling_glm4_moe.py, ``*Attention.__init__`` and ``.forward``;
+deepseek_v3/modeling_deepseek_v3.py, ``DeepseekV3Attention.__init__``, ``.forward``, ``.expand_kv`` and
+``apply_rotary_pos_emb_interleave``.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from mtpconvert.errors import ConfigError, NotRepresentableError
 Module = Callable[[Site], Iterator[Placement]]
 
 
-def switched_on(settings: Settings, bias: bool | str) -> bool:
-    """``bias`` as a family's table says it: fixed by the modelling code, or the config key that decides."""
-    return settings.flag(bias) if isinstance(bias, str) else bias
+def switched_on(settings: Settings, part: bool | str) -> bool:
+    """Whether a part that may be left out (biases, norms) is there: fixed by the modelling code, or by a config key."""
+    return settings.flag(part) if isinstance(part, str) else part
 
 
-def grouped_query(*, qkv_bias: bool | str, out_bias: bool | str, qk_norm: bool) -> Module:
+def grouped_query(*, qkv_bias: bool | str, out_bias: bool | str, qk_norm: bool | str) -> Module:
     """q, k, v rows are (head, dim) by ``.view(*shape, -1, head_dim)``; o columns are (head, dim) by ``.reshape``.
 
     Query head h reads key/value head h // (heads / kv_heads): ``repeat_kv`` is a ``repeat_interleave`` of heads.
+    Where only a leading part of head_dim is rotary (glm4_moe, ``apply_rotary_pos_emb``) the rows keep their places.
     """
 
     def place(site: Site) -> Iterator[Placement]:
@@ -45,7 +47,7 @@ def grouped_query(*, qkv_bias: bool | str, out_bias: bool | str, qk_norm: bool) 
             yield site.whole(f"self_attn.{letter}_proj.weight", f"attn.{letter}", (rows, (hidden,)))
             if switched_on(settings, qkv_bias):
                 yield site.whole(f"self_attn.{letter}_proj.bias", f"attn.{letter}.bias", (rows,))
-        if qk_norm:
+        if switched_on(settings, qk_norm):
             yield site.whole("self_attn.q_norm.weight", "attn.q_norm", ((head_dim,),))
             yield site.whole("self_attn.k_norm.weight", "attn.k_norm", ((head_dim,),))
         yield site.whole("self_attn.o_proj.weight", "attn.out", ((hidden,), (heads, head_dim)))
