@@ -73,7 +73,7 @@ def whole(tensor: str, shape: Shape) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """"This block of this HF tensor equals that block of that Megatron tensor", in the same element order.
+    """One relation: this block of this HF tensor equals that block of that Megatron tensor, element for element.
 
     ``perm`` is None, or the order in which the HF block's extents are taken to give the Megatron block's.
     """
