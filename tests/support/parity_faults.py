@@ -20,11 +20,10 @@ from mtpconvert.audit.api import audit
 from mtpconvert.errors import MtpConvertError
 from mtpconvert.evidence.parity import ParityOptions, ParityReport, Reference, against, reference
 from tests.support import trained
-from tests.support.acceptance_faults import FAULTS, GLM_FAULTS
+from tests.support.acceptance_faults import FAULTS, GLM_FAULTS, PAGE
 from tests.support.frameworks_convert import to_mcore
 from tests.support.trained import DEEPSEEK, GLM, Damage, Tensors
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/parity-section.md"
 BEGIN, END = "<!-- parity table: written by tests/support/parity_faults.py -->", "<!-- end of the parity table -->"
 NOPE, VALUE, HEADS = 16, 20, 4  # rows of one head in the fixture's kv_b_proj
 
