@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +24,7 @@ from tests.support.fault_model import MLA, NO_EXPERTS, NO_GROUPS, NO_MTP, TIED, 
 from tests.support.faults_executor import EXECUTOR_FAULTS
 from tests.support.faults_mapping import MAPPING_FAULTS
 from tests.support.faults_ops import OP_FAULTS
-from tests.support.handmade import megatron_args, megatron_arrays, read_arrays, write_torch_dist
+from tests.support.handmade import Arrays, megatron_args, megatron_arrays, read_arrays, write_torch_dist
 from tests.support.scratch import scratch
 from tests.support.tiny import sha256_tree, write_tiny
 
@@ -53,8 +53,7 @@ def _planted(models: Models, family: str, fault: Any) -> Outcome:
 
 def _in_megatron(models: Models, family: str, fault: faults_megatron.Fault) -> Outcome:
     hf = _one_layer(models, family)
-    config = json.loads((hf / "config.json").read_text())
-    clean = megatron_arrays(read_arrays(hf), config, rows=128)
+    config, clean = _handmade(hf)
     arrays = {name: value.copy() for name, value in clean.items()}
     fault.mutate(arrays, config)
     assert set(arrays) != set(clean) or any(not np.array_equal(arrays[n], clean[n]) for n in clean), "no fault"
@@ -92,6 +91,13 @@ class Wanted:
     code: str
     tensor: str | None
     words: str
+
+
+@cache
+def _handmade(hf: Path) -> tuple[dict[str, Any], Arrays]:
+    """Its config, and its Megatron side by hand."""
+    config = json.loads((hf / "config.json").read_text())
+    return config, megatron_arrays(read_arrays(hf), config, rows=128)
 
 
 def _one_layer(models: Models, family: str) -> Path:
