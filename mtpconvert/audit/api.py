@@ -19,6 +19,7 @@ from mtpconvert.audit.plan import Plan, make_plan, missing_findings
 from mtpconvert.audit.quantised import check_quantisation
 from mtpconvert.audit.readers.opening import open_side
 from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.repeated_rows import check_repeated_rows
 from mtpconvert.audit.report_model import Report, SideSummary, TensorState
 from mtpconvert.audit.sidefiles import check_remote_code, check_side_files
 from mtpconvert.audit.waivers import Waiver, apply_waivers
@@ -63,6 +64,8 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
         findings += check_dtypes(one, two, plan)
     bits = audit_bits(one, two, about_one, about_two, plan, trained) if level == "bits" else Bits()
     findings += plan.findings + bits.findings
+    if level == "bits":
+        findings += check_repeated_rows(one, two, bits.equal)
     findings += missing_findings(plan, one, two, here, there)
     ledger = make_ledger(one, two, here, there, about_one, about_two, bits.equal if level == "bits" else None)
     findings += ledger_findings(one, two, here, there, ledger) + trunk_lost(one, plan.missing, here)

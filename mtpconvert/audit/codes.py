@@ -77,6 +77,7 @@ CODES: dict[str, Code] = {
     "vocab-rows": Code(_E, "embedding or head without the rows that the vocabulary calls for", "restore the rows"),
     "vocab-padding": Code(_N, "embedding rows beyond vocab_size", "nothing to do"),
     "padding-nonzero": Code(_W, "padding rows are not zero", "harmless unless the tokens are used"),
+    "rows-repeated": Code(_W, "rows of real tokens repeat the row before them", "initialise and train the new tokens"),
     "head-missing": Code(_E, "no output head, and the config does not tie it", "write lm_head, or set the tie flag"),
     "head-tied": Code(_N, "the output head is tied to the embedding", "nothing to do"),
     "dtype-config": Code(_W, "the config's dtype is that of no matrix", "write the dtype stored"),
