@@ -19,14 +19,18 @@ A finding of the auditor is a value; only a conversion that must not be publishe
 
 
 class MtpConvertError(Exception):
-    """``what`` went wrong, ``where`` (tensor, file, config key) and the ``next_step`` for a person to take."""
+    """``what`` went wrong, ``where`` (tensor, file, config key) and the ``next_step`` for a person to take.
+
+    ``usual_next_step``: where nothing more particular can be said.
+    """
 
     exit_code = 2
+    usual_next_step: str | None = None
 
     def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
         self.what = what
         self.where = where
-        self.next_step = next_step
+        self.next_step = next_step or self.usual_next_step
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -48,6 +52,7 @@ class UsageError(MtpConvertError):
 
 class MappingError(MtpConvertError):
     exit_code = 3
+    usual_next_step = "correct the mapping file; docs/mapping-format.md says what it may hold"
 
 
 class NotABijectionError(MappingError):
@@ -56,10 +61,12 @@ class NotABijectionError(MappingError):
 
 class ConfigError(MtpConvertError):
     exit_code = 5
+    usual_next_step = "correct config.json, or fetch it again"
 
 
 class CheckpointError(MtpConvertError):
     exit_code = 6
+    usual_next_step = "fetch or copy the file again; if it stays so, the save was damaged: take another one"
 
 
 class IncompleteError(CheckpointError):

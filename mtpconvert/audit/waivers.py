@@ -20,7 +20,7 @@ from typing import Any
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.errors import UsageError
 
-_KEYS = {"code", "tensor", "key", "reason", "expires"}
+_KEYS = ("code", "tensor", "key", "reason", "expires")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +46,32 @@ def load_waivers(path: Path) -> list[Waiver]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"the waiver file cannot be read: {error}", where=str(path)) from error
+        raise _refused(f"the waiver file cannot be read: {error}", str(path)) from error
     entries = table.get("waiver", [])
     if set(table) - {"waiver"} or not isinstance(entries, list):
-        raise UsageError("a waiver file holds [[waiver]] tables and nothing else", where=str(path))
+        raise _refused("a waiver file holds [[waiver]] tables and nothing else", str(path))
     return [_waiver(entry, f"{path}, waiver {number}") for number, entry in enumerate(entries, 1)]
 
 
 def _waiver(entry: Any, where: str) -> Waiver:
-    if not isinstance(entry, dict) or set(entry) - _KEYS:
-        raise UsageError(
-            f"unknown keys {sorted(set(entry) - _KEYS)}",
-            where=where,
-            next_step="use code, tensor, key, reason, expires",
-        )
+    if not isinstance(entry, dict):
+        raise _refused("a waiver is a table", where)
+    if unknown := sorted(set(entry).difference(_KEYS)):
+        raise _refused(f"unknown keys {unknown}", where)
     code, tensor, key, reason, expires = (entry.get(k) for k in ("code", "tensor", "key", "reason", "expires"))
     if not isinstance(code, str) or not isinstance(reason, str) or not reason.strip():
-        raise UsageError("a waiver needs a code and a reason", where=where)
+        raise _refused("a waiver needs a code and a reason", where)
     if tensor is not None and not isinstance(tensor, str):
-        raise UsageError("tensor must be a name or a pattern", where=where)
+        raise _refused("tensor must be a name or a pattern", where)
     if key is not None and not isinstance(key, str):
-        raise UsageError("key must be a config key or an argument", where=where)
+        raise _refused("key must be a config key or an argument", where)
     if expires is not None and (not isinstance(expires, date) or isinstance(expires, datetime)):
-        raise UsageError("expires must be a TOML date such as 2027-01-31", where=where)
+        raise _refused("expires must be a TOML date such as 2027-01-31", where)
     return Waiver(code, tensor, reason, expires, key)
+
+
+def _refused(what: str, where: str) -> UsageError:
+    return UsageError(what, where=where, next_step=f"a [[waiver]] has {', '.join(_KEYS)}; docs/audit.md shows one")
 
 
 def apply_waivers(findings: list[Finding], waivers: list[Waiver], today: date) -> list[Finding]:

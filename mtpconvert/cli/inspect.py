@@ -13,9 +13,8 @@ from mtpconvert.cli.options import EXISTING, json_option
 from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, size
 from mtpconvert.convert.configs import read_config
 from mtpconvert.evidence.speed import cost_of_dropping, lines_of, speed_report
-from mtpconvert.mapping.catalogue import architectures, file_of
+from mtpconvert.mapping.catalogue import architectures, file_of, load
 from mtpconvert.mapping.dims import Scope
-from mtpconvert.mapping.load import load_mapping
 from mtpconvert.mapping.model import MtpRule
 from mtpconvert.mapping.mtp import declared_mtp, present_in_hf, present_in_mcore
 from mtpconvert.mapping.plan import MtpCount
@@ -77,14 +76,16 @@ def _hugging_face(found: Found) -> Inspection:
     config = read_config(found.root)
     reader = SafetensorsReader(found.root)
     inventory = reader.inventory()
-    names = config.get("architectures") or [None]
-    rule = _rule(names[0])
+    architecture = _architecture(config)
+    rule = _rule(architecture)
     declared = declared_mtp(config, rule)
     layers = present_in_hf(inventory, rule, Scope(config))
     mtp = _count(inventory, layers, declared.key, declared.count)
-    facts = {"files": len(reader.shards), "quantisation": config.get("quantization_config", {}).get("quant_method")}
+    quantisation = config.get("quantization_config")
+    method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
+    facts = {"files": len(reader.shards), "quantisation": method}
     return Inspection(
-        reader.kind, found.root, names[0], names[0] in architectures(), inventory, mtp,
+        reader.kind, found.root, architecture, architecture in architectures(), inventory, mtp,
         {name: value for name, value in facts.items() if value is not None}, config, list(reader.notes),
     )  # fmt: skip
 
@@ -99,7 +100,7 @@ def _torch_dist(found: Found) -> Inspection:
         inventory, present_in_mcore(inventory), "args.mtp_num_layers", count if isinstance(count, int) else None
     )
     config = read_config(found.assets) if found.assets is not None else {}
-    names = config.get("architectures") or [None]
+    architecture = _architecture(config)
     facts = {
         "iteration": reader.iteration,
         "layers": "stacked under one key each" if reader.stacked else "one by one",
@@ -109,13 +110,18 @@ def _torch_dist(found: Found) -> Inspection:
         "hf_assets": "present" if found.assets is not None else "none: mcore2hf needs --reference",
     }
     return Inspection(
-        reader.kind, found.root, names[0], names[0] in architectures(), inventory, mtp,
+        reader.kind, found.root, architecture, architecture in architectures(), inventory, mtp,
         {name: value for name, value in facts.items() if value is not None}, args, list(reader.notes),
     )  # fmt: skip
 
 
+def _architecture(config: dict[str, Any]) -> str | None:
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
 def _rule(architecture: str | None) -> MtpRule | None:
-    return load_mapping(file_of(architecture)).mtp if architecture in architectures() and architecture else None
+    return load(file_of(architecture)).mtp if architecture in architectures() and architecture else None
 
 
 def _count(inventory: Inventory, layers: dict[int, list[str]], key: str | None, declared: int | None) -> MtpCount:

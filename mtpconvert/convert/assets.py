@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.errors import CheckpointError, some
+from mtpconvert.stores.detect import HEADERS
 
-ASSETS = "hf_assets"
-OWN = "mtpconvert"
-HEADERS = f"{OWN}/shard_headers"
+OWN = HEADERS.partition("/")[0]
 ASIDE = f"{OWN}/aside"
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ckpt", ".npz",
@@ -60,7 +59,11 @@ def _files(folder: Path) -> list[Path]:
         for name in folders:
             inner = (Path(root) / name).resolve()
             if any(one.is_relative_to(inner) for one in above):
-                raise CheckpointError("this link leads back into its own folder", where=str(Path(root) / name))
+                raise CheckpointError(
+                    "this link leads back into its own folder",
+                    where=str(Path(root) / name),
+                    next_step="remove it, or convert a copy without it",
+                )
         found += [relative / name for name in sorted(files)]
     return found
 
@@ -120,7 +123,7 @@ def check_remote_code(source: Path, files: list[Path]) -> None:
 def _remote_code(config: Path) -> list[str]:
     """``module.Class`` of every entry of a config's auto_map that is code of its own repository."""
     try:
-        table = json.loads(config.read_text(encoding="utf-8"))
+        table = json.loads(config.read_text(encoding="utf-8-sig"))
     except ValueError:
         return []  # carried byte for byte like any other file; whether it is JSON is its reader's business
     auto_map = table.get("auto_map") if isinstance(table, dict) else None

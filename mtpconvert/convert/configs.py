@@ -23,15 +23,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in ``file``. Raises ConfigError naming the file."""
     try:
-        config = json.loads(file.read_bytes().decode("utf-8"))
+        config = json.loads(file.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError(
             f"there is no {file.name}", where=str(file.parent), next_step="every model needs one beside its weights"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file.name} cannot be read: {error}", where=str(file)) from error
+        raise ConfigError(
+            f"{file.name} cannot be read: {error}", where=str(file), next_step="correct the file, or fetch it again"
+        ) from error
     if not isinstance(config, dict):
-        raise ConfigError(f"{file.name} holds no JSON object", where=str(file))
+        raise ConfigError(f"{file.name} holds no JSON object", where=str(file), next_step="fetch the file again")
     return config
 
 

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from mtpconvert.convert.nearby import ByFirstAxis, first_axis
 from mtpconvert.convert.pieces import Piece, clip, pieces_of
-from mtpconvert.convert.window import WINDOW, Gatherer, aligned_buffer
+from mtpconvert.convert.window import WINDOW, Gatherer, aligned_buffer, write_exactly
 from mtpconvert.errors import CheckpointError, MtpConvertError, TargetError
 from mtpconvert.mapping.plan import Plan
 from mtpconvert.stores.base import Chunk, Reader, Writer
@@ -209,10 +209,8 @@ class _Descriptors:
 
 
 def _write(descriptor: int, window: memoryview, offset: int, path: Path) -> None:
-    done = 0
     try:
-        while done < len(window):
-            done += os.pwrite(descriptor, window[done:], offset + done)
+        write_exactly(descriptor, window, offset)
     except OSError as error:
         raise target_error(error, path) from error
 

@@ -101,7 +101,9 @@ def staged(target: Path, *, overwrite: bool, needed: int) -> Iterator[Staging]:
     """
     target = target.absolute()
     if not target.name or target.name == "..":
-        raise UsageError("the target needs a name of its own", where=str(target))
+        raise UsageError(
+            "the target needs a name of its own", where=str(target), next_step="give a folder that is not there yet"
+        )
     _refuse_existing(target, overwrite)
     staging = Staging(target, overwrite)
     if not target.parent.is_dir():

@@ -13,7 +13,7 @@ from mtpconvert.convert.inspect_bytes import windows
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks
 from mtpconvert.convert.slice_plan import SliceOptions, SlicePlan, plan_slice
-from mtpconvert.convert.window import WINDOW, aligned_buffer, read_exactly
+from mtpconvert.convert.window import WINDOW, aligned_buffer, read_exactly, write_exactly
 from mtpconvert.errors import UsageError
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.stores.detect import detect
@@ -35,7 +35,7 @@ def open_slice(source: Path, options: SliceOptions) -> tuple[SafetensorsReader, 
 
 def slice_checkpoint(source: Path, target: Path, options: SliceOptions, callbacks: Callbacks) -> SlicePlan:
     """Write the slice of ``source`` into the new directory ``target``, side files too. Raises MtpConvertError."""
-    refuse_overlap(target, source, inside=True)
+    refuse_overlap(target, source, inside=False)
     reader, plan = open_slice(source, options)
     layout = plan_layout(list(plan.target.values()), parse_size(options.max_shard_size))
     side_files = checked_side_files(source)
@@ -62,11 +62,9 @@ def _copy(reader: SafetensorsReader, writer: SafetensorsWriter, name: str, block
     try:
         at = target.offset
         for window in _windows(reader, block):
-            written = 0
-            while written < len(window):
-                written += os.pwrite(descriptor, window[written:], at + written)
-            at += written
-            progress(written, name)
+            write_exactly(descriptor, window, at)
+            at += len(window)
+            progress(len(window), name)
     finally:
         os.close(descriptor)
     writer.finish_chunk(name, 0, 0)

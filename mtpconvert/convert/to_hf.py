@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.convert.arguments import check_arguments
-from mtpconvert.convert.assets import ASIDE, HEADERS, checked_side_files, copy_side_files, room_for, room_for_side_files
+from mtpconvert.convert.assets import ASIDE, checked_side_files, copy_side_files, room_for, room_for_side_files
 from mtpconvert.convert.configs import change_config, read_config
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import nonzero_rows
@@ -22,7 +22,7 @@ from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.mtp import present_in_mcore
 from mtpconvert.mapping.plan import Plan, plan_to_hf
-from mtpconvert.stores.detect import detect
+from mtpconvert.stores.detect import ASSETS, HEADERS, detect
 from mtpconvert.stores.safetensors.layout import SafetensorsLayout
 from mtpconvert.stores.safetensors.plan import adapt_layout, parse_size, plan_layout
 from mtpconvert.stores.safetensors.reader import SafetensorsReader, load_layout
@@ -132,21 +132,22 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
     return Conversion(source, target, plan, moved, [], opened.config_changes, notes, audit)
 
 
+_WANTED = "the HF directory, or the hf2mcore output, that training started from"
+
+
 def _reference(given: Path | None, assets: Path | None, source: Path) -> Reference:
-    folder = given if given is not None else assets
+    folder = assets if given is None else _given_reference(given)
     if folder is None:
         raise CheckpointError(
             "this Megatron checkpoint carries no hf_assets, as every one that training saved",
             where=str(source),
-            next_step="pass --reference: the HF directory, or the hf2mcore output, that training started from",
+            next_step=f"pass --reference: {_WANTED}",
         )
-    if given is not None and (inside := given / "hf_assets").is_dir():
-        folder = inside
+    if not (folder / "config.json").is_file():
+        raise ConfigError("there is no config.json in the reference", where=str(folder), next_step=f"give {_WANTED}")
     if (folder / HEADERS).is_dir():
         aside = folder / ASIDE
         return Reference(folder, load_layout(folder / HEADERS), SafetensorsReader(aside) if aside.is_dir() else None)
-    if not folder.is_dir():
-        raise UsageError("the reference is no directory", where=str(folder))
     names = [entry.name for entry in folder.iterdir()]
     if any(".safetensors" in name for name in names):
         detect(folder)  # refuses pointer files, missing config and the like by name
@@ -155,14 +156,30 @@ def _reference(given: Path | None, assets: Path | None, source: Path) -> Referen
     return Reference(folder, None, None)
 
 
+def _given_reference(given: Path) -> Path:
+    """The folder with config.json and side files that ``--reference`` names: a Megatron checkpoint has it inside, one
+    of its iterations beside itself."""
+    if not given.is_dir():
+        raise UsageError("the reference is no directory", where=str(given), next_step=f"give {_WANTED}")
+    beside = given.parent / ASSETS if (given / ".metadata").exists() else given
+    return next((folder for folder in (given / ASSETS, beside) if folder.is_dir()), given)
+
+
 def _vocab_rows(source: Inventory, config: dict[str, Any], options: ToHf) -> int | None:
     if options.vocab_size != "from-megatron":
         return None
     spec = source.get("embedding.word_embeddings.weight")
     if spec is None:
-        raise CheckpointError("there is no embedding.word_embeddings.weight to take the vocabulary size from")
+        raise CheckpointError(
+            "there is no embedding.word_embeddings.weight to take the vocabulary size from",
+            next_step="leave out --vocab-size from-megatron",
+        )
     if "vocab_size" not in config:
-        raise ConfigError("config.json has no vocab_size at its top level to be rewritten", where="vocab_size")
+        raise ConfigError(
+            "config.json has no vocab_size at its top level to be rewritten",
+            where="config.json: vocab_size",
+            next_step="add it, or leave out --vocab-size from-megatron",
+        )
     return spec.shape[0]
 
 

@@ -12,8 +12,6 @@ from mtpconvert import __version__
 from mtpconvert.convert.arguments import Facts, Plain, launch_flags, megatron_arguments, moe_layers, without_flag
 from mtpconvert.convert.assets import (
     ASIDE,
-    ASSETS,
-    HEADERS,
     OWN,
     checked_side_files,
     copy_side_files,
@@ -36,7 +34,7 @@ from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.plan import Plan, default_notes, plan_to_mcore, vocab_multiple
-from mtpconvert.stores.detect import TRACKER, detect
+from mtpconvert.stores.detect import ASSETS, HEADERS, TRACKER, detect
 from mtpconvert.stores.safetensors.plan import plan_layout, subset_layout
 from mtpconvert.stores.safetensors.reader import SafetensorsReader, save_headers
 from mtpconvert.stores.safetensors.writer import SafetensorsWriter
@@ -70,7 +68,10 @@ class ToMcore:
         if self.iteration == "release":
             return 0
         if re.fullmatch("[0-9]+", self.iteration) is None:
-            raise UsageError(f"--iteration is '{self.iteration}', neither a number nor 'release'")
+            raise UsageError(
+                f"--iteration is '{self.iteration}', neither a number nor 'release'",
+                next_step="give a number from 0 on, or leave the option out for a release",
+            )
         return int(self.iteration)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from mtpconvert.convert.window import WINDOW, aligned_buffer, read_exactly
+from mtpconvert.convert.window import WINDOW, aligned_buffer, read_exactly, write_exactly
 from mtpconvert.stores.base import Reader, Writer
 
 
@@ -20,9 +20,7 @@ def copy_tensors(reader: Reader, writer: Writer, names: Iterable[str]) -> None:
             for start in range(0, nbytes, WINDOW):
                 window = buffer[: min(WINDOW, nbytes - start)]
                 read_exactly(inside, window, source.offset + start)
-                written = 0
-                while written < len(window):
-                    written += os.pwrite(outside, window[written:], target.offset + start + written)
+                write_exactly(outside, window, target.offset + start)
         finally:
             os.close(inside)
             os.close(outside)

@@ -68,7 +68,11 @@ class Scope:
                 next_step="add the key to config.json, or the symbol to [dims] or [defaults] of the mapping file",
             )
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"'{name}' is {value!r} where an integer is needed", where=f"config.json: {name}")
+            raise ConfigError(
+                f"'{name}' is {value!r} where an integer is needed",
+                where=f"config.json: {name}",
+                next_step=f"correct {name} in config.json",
+            )
         return value
 
     def truth(self, key: str) -> bool:

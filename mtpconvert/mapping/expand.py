@@ -15,6 +15,7 @@ from mtpconvert.mapping.ops import ALIASES, OPS, Op, expert_stack
 from mtpconvert.mapping.prove import Proof, prove
 from mtpconvert.tensors import Block, Copy, Fill, Shape, Tile
 
+MOST_TILES = 500_000  # ten times DeepSeek-V3's; a config with a slip in a count would fill the memory
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
@@ -149,6 +150,12 @@ def _instantiate(entry: _Compiled, hf: str, mcore: str, mtp: int | None, padded_
             result.fills.append(piece)
             continue
         result.tiles.append(piece)
+        if len(result.tiles) > MOST_TILES:
+            raise ConfigError(
+                f"config.json describes a model of more than {MOST_TILES:,} tensors",
+                where=row.place,
+                next_step="check its counts of layers and experts",
+            )
         _expect(result.hf, piece.hf, row, mtp, result.more_rows)
 
 

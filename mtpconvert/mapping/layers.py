@@ -15,6 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from mtpconvert.errors import ConfigError, MappingError
 from mtpconvert.mapping.dims import Scope, check_expression, evaluate
 
+MOST_LAYERS = 10_000  # a config with a slip in a count would fill the memory
+
 Selector = str | tuple[str, str]
 
 _WHERE = re.compile(r'where\(\s*([\w.]+)\s*==\s*"([^"]*)"\s*\)')
@@ -28,10 +30,18 @@ def select_layers(selectors: Mapping[str, Selector], scope: Scope) -> dict[str, 
     chosen: dict[str, Sequence[int]] = {}
     for name, selector in selectors.items():
         if isinstance(selector, tuple):
-            chosen[name] = range(evaluate(selector[0], scope), evaluate(selector[1], scope))
+            chosen[name] = _bounded(range(evaluate(selector[0], scope), evaluate(selector[1], scope)))
         else:
             chosen[name] = sorted(_select(selector, scope, chosen))
     return chosen
+
+
+def _bounded(layers: range) -> range:
+    if len(layers) > MOST_LAYERS:
+        raise ConfigError(
+            f"config.json describes a model of {len(layers):,} layers", next_step="check its counts of layers"
+        )
+    return layers
 
 
 def check_selector(text: str, earlier: Collection[str]) -> None:
@@ -62,7 +72,7 @@ def _select(text: str, scope: Scope, chosen: Mapping[str, Sequence[int]]) -> set
         step, offset = evaluate(match[1], scope), evaluate(match[2], scope)
         if step < 1:
             raise ConfigError(f"'{text}' steps by {step}")
-        return {i for i in range(scope.integer("num_hidden_layers")) if (i - offset) % step == 0}
+        return {i for i in _bounded(range(scope.integer("num_hidden_layers"))) if (i - offset) % step == 0}
     if match := _IN.fullmatch(text):
         return {i for i in _config_list(match[1], scope) if isinstance(i, int)}
     raise MappingError(f"'{text}' selects no layers: it is neither an earlier name nor a known form")

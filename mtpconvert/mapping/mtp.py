@@ -41,7 +41,11 @@ def declared_mtp(config: Mapping[str, Any], rule: MtpRule | None) -> Declared:
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigError(f"'{key}' is {value!r}, no number of MTP layers", where=f"config.json: {key}")
+                raise ConfigError(
+                    f"'{key}' is {value!r}, no number of MTP layers",
+                    where=f"config.json: {key}",
+                    next_step="write a whole number there; with null the tensors decide",
+                )
             return Declared(key, value)
         return Declared(rule.count[0], None)
     found = list(_count_keys(config, ""))

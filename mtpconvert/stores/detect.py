@@ -13,7 +13,8 @@ from pathlib import Path
 from mtpconvert.errors import CheckpointError, ConfigError, IncompleteError, UsageError, some
 
 TRACKER = "latest_checkpointed_iteration.txt"  # megatron/training/checkpointing.py:get_checkpoint_tracker_filename
-ASSETS = "hf_assets"
+ASSETS = "hf_assets"  # beside the iteration folders: side files of the Hugging Face directory, no weights
+HEADERS = "mtpconvert/shard_headers"  # in ASSETS
 _LFS = b"version https://git-lfs"
 _LFS_SIZE = 1024  # the git-LFS specification's bound for a pointer file
 _BIN = re.compile(r"(pytorch_model.*|consolidated.*|model.*)\.(bin|pt|pth)")
@@ -22,9 +23,8 @@ _MEGATRON_KEY = b"model.module."
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``kind``: "hf" (a Hugging Face directory), "torch_dist" (a Megatron checkpoint; ``iteration_dir`` holds its
-    ``.metadata``) or "hf_assets" (the side files and headers that ``hf2mcore`` keeps, no weights).
-    ``root``: the path as given. ``assets``: the ``hf_assets`` directory, if there is one."""
+    """``kind``: "hf" (a Hugging Face directory) or "torch_dist" (a Megatron checkpoint; ``iteration_dir`` holds its
+    ``.metadata``). ``root``: the path as given. ``assets``: the ``hf_assets`` directory, if there is one."""
 
     kind: str
     root: Path
@@ -58,8 +58,12 @@ def detect(path: Path) -> Found:
     weights = [name for name in names if name.endswith(".safetensors")]
     hf = bool(weights) or any(name.endswith(".safetensors.index.json") for name in names)
     tracked = TRACKER in names
-    if any(name.endswith(".safetensors.header") for name in names) and not weights:
-        return Found("hf_assets", path, assets=path)
+    if not weights and (path / HEADERS).is_dir():
+        raise CheckpointError(
+            f"{path.name} holds the side files of a converted checkpoint, and no weights",
+            where=str(path),
+            next_step=f"give the Megatron checkpoint that it belongs to: {path.parent}",
+        )
     iteration = _is_iteration(path, names)
     if weights and (tracked or iteration):
         raise CheckpointError(

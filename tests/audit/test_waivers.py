@@ -78,10 +78,11 @@ def test_a_waiver_that_matches_nothing_is_a_finding(tmp_path: Path) -> None:
         ("[[waiver]]\ncode = 'x'\nreason = 'y'\ntensor = 3", "tensor must be"),
         ("[[waiver]]\ncode = 'x'\nreason = 'y'\nexpires = '2030'", "expires must be"),
         ("strict = false", "nothing else"),
+        ("waiver = [1]", "a waiver is a table"),
         ("[[waiver", "cannot be read"),
     ],
 )
 def test_a_bad_waiver_file_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError) as error:
         load_waivers(waivers_of(tmp_path, text))
-    assert says in str(error.value)
+    assert says in str(error.value) and "code, tensor, key, reason, expires" in str(error.value.next_step)

@@ -176,6 +176,23 @@ def test_json_through_a_pipe_is_alone_on_stdout(source: Path, memory: Path) -> N
     assert err == ""  # no progress where stderr is no terminal
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quantization_config": None}, None),
+        ({"quantization_config": "fp8"}, "quantisation: fp8"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantisation: awq"),
+        ({"architectures": "DeepseekV3ForCausalLM"}, "architecture not recorded"),
+        ({"architectures": [1]}, "architecture not recorded"),
+    ],
+)
+def test_inspect_takes_odd_configs(changes: dict[str, Any], said: str | None, source: Path, run: Run) -> None:
+    edit_json(source / "config.json", lambda table: table.update(changes))
+    result = run("inspect", source)
+    assert result.code == 0, result.err
+    assert said in result.out if said else "quantisation" not in result.out
+
+
 # ---- notes
 
 

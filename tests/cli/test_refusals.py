@@ -259,7 +259,7 @@ def test_a_reference_of_another_model(qwen: Path, run: Run, memory: Path) -> Non
 def test_a_reference_that_is_none(qwen: Path, run: Run, memory: Path) -> None:
     says(run("mcore2hf", qwen, memory / "out", "--reference", memory / "gone"), 2, "the reference is no directory")
     (memory / "empty").mkdir()
-    says(run("mcore2hf", qwen, memory / "out", "--reference", memory / "empty"), 5, "there is no config.json")
+    says(run("mcore2hf", qwen, memory / "out", "--reference", memory / "empty"), 5, "no config.json in the reference")
 
 
 def test_asides_whose_bytes_are_gone(run: Run, memory: Path) -> None:

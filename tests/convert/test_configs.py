@@ -137,4 +137,4 @@ def test_unreadable_configs(tmp_path: Path, raw: bytes | None, message: str) -> 
         (tmp_path / "config.json").write_bytes(raw)
     with pytest.raises(ConfigError, match=message) as refusal:
         read_config(tmp_path)
-    assert str(tmp_path) in str(refusal.value.where)
+    assert str(tmp_path) in str(refusal.value.where) and refusal.value.next_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 
@@ -176,9 +177,10 @@ def test_a_side_file_that_only_looks_like_json_is_carried(memory: Path) -> None:
 # ---- config.json
 
 
-def test_config_changes_only_where_mtp_is_dropped(memory: Path) -> None:
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
+def test_config_changes_only_where_mtp_is_dropped(mark: bytes, memory: Path) -> None:
     source = write_tiny("deepseek_v3", memory / "hf", mtp_layers=1)
-    raw = (source / "config.json").read_bytes().replace(b"\n", b"\r\n").rstrip()
+    raw = mark + (source / "config.json").read_bytes().replace(b"\n", b"\r\n").rstrip()
     (source / "config.json").write_bytes(raw)
     to_mcore(source, memory / "mcore")
     assert (memory / "mcore" / "hf_assets" / "config.json").read_bytes() == raw

@@ -122,6 +122,12 @@ def test_more_than_there_is_is_refused(
         slice_checkpoint(model, tmp_path / "small", SliceOptions(layers, experts), Callbacks())
 
 
+def test_a_slice_is_not_written_into_its_model(model: Path) -> None:
+    """It would be a side file of the model from then on."""
+    with pytest.raises(UsageError, match="the target is inside the source"):
+        slice_checkpoint(model, model / "small", SliceOptions(1), Callbacks())
+
+
 def test_a_dense_model_has_no_experts_to_cut(tmp_path: Path) -> None:
     dense = write_tiny("qwen3", tmp_path / "dense")
     with pytest.raises(UsageError, match="no routed experts"):

@@ -7,6 +7,7 @@ BF16 ones 16-bit patterns.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +210,9 @@ def test_a_reference_may_be_what_hf2mcore_wrote_or_its_assets(memory: Path) -> N
     source = write_tiny("deepseek_v3", memory / "hf")
     to_mcore(source, memory / "mcore")
     trained = memory / "trained"  # as training saves: no hf_assets
-    (memory / "mcore" / "release").rename(trained)
-    for number, reference in enumerate((memory / "mcore", memory / "mcore" / "hf_assets", source)):
+    shutil.copytree(memory / "mcore" / "release", trained)
+    mcore = memory / "mcore"
+    for number, reference in enumerate((mcore, mcore / "hf_assets", mcore / "release", source)):
         to_hf(trained, memory / f"back {number}", reference=reference)
         assert sha256_tree(memory / f"back {number}") == sha256_tree(source)
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mtpconvert.convert.result import Callbacks
+from mtpconvert.convert.to_mcore import ToMcore, hf2mcore
 from mtpconvert.errors import CheckpointError, ConfigError, IncompleteError, MtpConvertError, UsageError
 from mtpconvert.stores.detect import Found, detect
-from mtpconvert.stores.safetensors.reader import SafetensorsReader, save_headers
+from mtpconvert.stores.safetensors.reader import SafetensorsReader
 from tests.support.tiny import write_tiny
 
 # megatron-core 0.16.1, dist_checkpointing/core.py: what save_config writes
@@ -81,11 +83,12 @@ def test_a_megatron_root_and_its_iteration_folder(tracker: str, folder: str, tmp
     assert detect(root / folder) == Found("torch_dist", root / folder, root / folder, assets)
 
 
-def test_kept_headers_are_a_reference_without_weights(tmp_path: Path) -> None:
-    tiny = write_tiny("qwen3", tmp_path / "tiny")
-    assets = tmp_path / "hf_assets"
-    save_headers(SafetensorsReader(tiny).layout, assets)
-    assert detect(assets) == Found("hf_assets", assets, assets=assets)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_side_files_of_a_conversion_are_no_checkpoint(shards: int, tmp_path: Path) -> None:
+    tiny = write_tiny("qwen3", tmp_path / "tiny", shards=shards)
+    hf2mcore(tiny, tmp_path / "mcore", ToMcore(), Callbacks())
+    kept = tmp_path / "mcore" / "hf_assets"
+    refusal(kept, CheckpointError, "hf_assets holds the side files", f"belongs to: {kept.parent}")
 
 
 def test_a_path_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
