@@ -53,7 +53,7 @@ def _vocabulary(side: Side, other: Side) -> int | None:
     """Rows that stand for tokens, where a config or arguments say so."""
     for source in (side.config if side.is_huggingface else side.arguments, other.config):
         levels = [source or {}, *(value for value in (source or {}).values() if isinstance(value, dict))]
-        sizes = [level["vocab_size"] for level in levels if isinstance(level.get("vocab_size"), int)]
+        sizes: list[int] = [level["vocab_size"] for level in levels if isinstance(level.get("vocab_size"), int)]
         if sizes:
             return max(sizes)
     return None
