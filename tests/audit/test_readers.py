@@ -105,6 +105,38 @@ def test_a_bad_header_entry_is_a_finding(tmp_path: Path, entry: Any) -> None:
     assert "file-layout" in {f.code for f in audit(tmp_path, tmp_path).findings}
 
 
+def test_a_git_lfs_pointer_is_named(tmp_path: Path) -> None:
+    hf = write_tiny("llama", tmp_path / "hf", shards=1)
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
+    (hf / "model.safetensors").write_bytes(pointer)
+    (found,) = (f for f in audit(hf, hf).findings if f.code == "file-unreadable" and f.side == "left")
+    assert found.message == "model.safetensors: a git-LFS pointer, not the weights; run 'git lfs pull'"
+
+
+def test_other_weights_and_hidden_folders_are_no_side_files(tmp_path: Path) -> None:
+    """The converter carries none of them, nor does anyone who downloads with the hub's usual patterns."""
+    left, right = (write_tiny("llama", tmp_path / side) for side in ("left", "right"))
+    for name in (
+        "tf_model.h5",
+        "onnx/model.onnx",
+        "x.gguf",
+        "pytorch_model.bin.index.json",
+        ".git/objects/ab",
+        ".cache/x",
+    ):
+        (left / name).parent.mkdir(parents=True, exist_ok=True)
+        (left / name).write_bytes(b"x")
+    assert [f.code for f in audit(left, right).findings] == []
+    for name in (".gitattributes", "assets/card.md", "tokenizer.model"):
+        (left / name).parent.mkdir(exist_ok=True)
+        (left / name).write_bytes(b"x")
+    assert [f.detail["file"] for f in audit(left, right).findings] == [
+        ".gitattributes",
+        "assets/card.md",
+        "tokenizer.model",
+    ]
+
+
 @pytest.mark.parametrize(
     "text",
     ["[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": ["x"]}}', "nul", '{"weight_map": {}, "metadata": 3}'],

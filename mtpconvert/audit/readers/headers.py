@@ -40,6 +40,9 @@ def read_header(path: Path, side: str) -> Header:
         with path.open("rb") as file:
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
+            if prefix == b"version ":  # a header of so many bytes would be larger than any disk
+                fault("file-unreadable", "a git-LFS pointer, not the weights; run 'git lfs pull'")
+                return header
             if len(prefix) < 8 or length > min(size - 8, _LARGEST_HEADER):
                 fault(
                     "file-unreadable", f"the header is said to take {length} bytes and the file has {size}; truncated?"

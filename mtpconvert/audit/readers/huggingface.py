@@ -16,7 +16,11 @@ from mtpconvert.errors import CheckpointError, some
 
 INDEX = "model.safetensors.index.json"
 _OF_MANY = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors$")
-_NOT_SIDE_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".lock")
+# Weights of other frameworks and formats, which lie in many repositories beside those under audit.
+_NOT_SIDE_FILES = (
+    ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data",
+    ".npz", ".lock",
+)  # fmt: skip
 
 
 def open_huggingface(root: Path, label: str) -> Side:
@@ -52,13 +56,21 @@ def open_huggingface(root: Path, label: str) -> Side:
     if not indexes and len(names) > 1:
         findings.append(finding("index-absent", f"{len(names)} weight files and no {INDEX}", side=label))
     side.config = read_config(root / "config.json", label, findings)
-    side.side_files = {
-        str(path.relative_to(root)): path
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and not path.name.endswith(_NOT_SIDE_FILES) and ".cache" not in path.relative_to(root).parts
-    }
+    side.side_files = _side_files(root)
     side.findings = findings
     return side
+
+
+def _side_files(root: Path) -> dict[str, Path]:
+    """What lies beside the weights, by its path below ``root``; hidden folders (.git, .cache) are nobody's."""
+    paths = {path.relative_to(root): path for path in sorted(root.rglob("*"))}
+    return {
+        str(name): path
+        for name, path in paths.items()
+        if path.is_file()
+        and not name.name.endswith(_NOT_SIDE_FILES)
+        and not any(folder.startswith(".") for folder in name.parts[:-1])
+    }
 
 
 def _layout(names: list[str]) -> str:

@@ -40,8 +40,16 @@ def _iteration(root: Path) -> Path:
         return root
     text = tracker.read_text(encoding="utf-8", errors="replace").strip()
     if text != "release" and not re.fullmatch(r"\d+", text):
-        raise CheckpointError(f"it says {text!r}, neither a number nor 'release'", where=str(tracker))
+        raise CheckpointError(
+            f"it says {text!r}, neither a number nor 'release'",
+            where=str(tracker),
+            next_step="give the folder of one iteration",
+        )
     folder = root / ("release" if text == "release" else f"iter_{int(text):07d}")
     if not folder.is_dir():
-        raise CheckpointError(f"it points to {folder.name}, which is not there", where=str(tracker))
+        raise CheckpointError(
+            f"it points to {folder.name}, which is not there",
+            where=str(tracker),
+            next_step="give the folder of an iteration that is there",
+        )
     return folder
