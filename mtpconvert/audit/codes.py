@@ -45,7 +45,7 @@ CODES: dict[str, Code] = {
     "mtp-layer-incomplete": Code(_E, "an MTP layer lacks tensors its model needs", "take the layer from the base"),
     "mtp-count-mismatch": Code(_E, "a count key and the names disagree", "set the key to the stored layers"),
     "mtp-count-changed": Code(_E, "a count key has another value on the right", "restore the source's value"),
-    "mtp-count-null": Code(_W, "a count key is null", "write the number"),
+    "mtp-count-null": Code(_W, "a count key is null, or no number", "write the number"),
     "mtp-count-contradiction": Code(_E, "count keys of one config contradict each other", "make them agree"),
     "mtp-undeclared": Code(_W, "MTP tensors that no count key declares", "add the family's count key"),
     "trunk-lost-with-mtp": Code(_E, "trunk tensors lost with the shard of lost MTP tensors", "export with MTP"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import UNDECLARED_IS_USUAL, MtpLayers, count_keys, declared, trunk_layers
 from mtpconvert.audit.readers.side import Side
 
+_MOST_LOST = 100  # layers without a tensor that are named; a count may be out of all proportion
 _TRUNK = re.compile(
     r"^(?:(?:model|language_model|llm|backbone|transformer|module|decoder)\.)*(?:decoder\.)?layers\.(?P<n>\d+)\.", re.A
 )
@@ -42,7 +43,8 @@ def _mtp_counts(side: Side, mtp: MtpLayers) -> list[Finding]:
     for count in counts:
         if count.value is None:
             if side.is_huggingface:
-                fault("mtp-count-null", f"{count.path} is null; the names say {stored}", count.path)
+                said = "null" if count.said is None else f"{count.said!r}, no number"
+                fault("mtp-count-null", f"{count.path} is {said}; the names say {stored}", count.path)
         elif stored and stored not in _meant(count.value, source):
             fault("mtp-count-mismatch", f"{count.path} says {count.value}, {stored} MTP layers are stored", count.path)
     numbers = {count.value for count in counts if count.value is not None}
@@ -93,7 +95,8 @@ def _layer_set(side: Side, mtp: MtpLayers) -> list[Finding]:
     count = trunk_layers(source)
     if not numbers or count is None:
         return []
-    lost, extra = sorted(set(range(count)) - numbers), sorted(numbers - set(range(count)))
+    lost = list(islice((number for number in range(count) if number not in numbers), _MOST_LOST))
+    extra = sorted(number for number in numbers if number >= count)
     if not lost and not extra:
         return []
     text = f"{count} layers declared; without a tensor: {lost or 'none'}; beyond them: {extra or 'none'}"

@@ -37,11 +37,12 @@ _MARKS = (".enorm.weight", ".eh_proj.weight", ".hnorm.weight")
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One count key of a config: where it stands and what it says (None for null, or anything that is no number)."""
+    """One count key of a config: where it stands, what it says, and that as a number (None for anything else)."""
 
     path: str
     key: str
     value: int | None
+    said: Any
 
 
 def count_keys(config: dict[str, Any] | None, path: str = "") -> Iterator[Count]:
@@ -49,7 +50,7 @@ def count_keys(config: dict[str, Any] | None, path: str = "") -> Iterator[Count]
     for key, value in (config or {}).items():
         if key in COUNT_KEYS:
             number = value if isinstance(value, int) and not isinstance(value, bool) else None
-            yield Count(path + key, key, number)
+            yield Count(path + key, key, number, value)
     for key, value in (config or {}).items():
         if isinstance(value, dict) and key != "quantization_config":
             yield from count_keys(value, f"{path}{key}.")

@@ -85,6 +85,19 @@ def test_a_count_is_checked_at_every_level(tmp_path: Path, key: str, level: tupl
     assert found and all(".".join((*level, key)) in f.message for f in found)
 
 
+@pytest.mark.parametrize(("value", "said"), [(None, "null"), ("1", "'1', no number"), (1.0, "1.0, no number")])
+def test_a_count_that_is_no_number_is_said_as_it_stands(tmp_path: Path, value: Any, said: str) -> None:
+    root = directory(tmp_path / "x", TRUNK, BASE | {"num_mtp_layers": value})
+    (found,) = (f for f in audit(root, root).findings if f.code == "mtp-count-null" and f.side == "left")
+    assert found.message == f"config.json: num_mtp_layers is {said}; the names say 0"
+
+
+def test_counts_out_of_all_proportion_end(tmp_path: Path) -> None:
+    root = directory(tmp_path / "x", TRUNK, BASE | {"num_hidden_layers": 10**12})
+    (found,) = (f for f in audit(root, root).findings if f.code == "layer-set" and f.side == "left")
+    assert found.message.startswith("1000000000000 layers declared; without a tensor: [2, 3, 4,")
+
+
 def test_one_repeated_layer_may_be_counted_often(tmp_path: Path) -> None:
     """41: stored once, applied several times."""
     config = BASE | {"num_nextn_predict_layers": 4, "mtp_share_layers": True}

@@ -13,6 +13,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from mtpconvert.audit.roles import huggingface
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.roles.huggingface import FAMILIES, expected_dtype, placements
 from mtpconvert.audit.roles.vocabulary import ROLES
@@ -228,3 +229,10 @@ def test_correction_bias_is_float32_whatever_the_model_is(family: str) -> None:
 def test_refusals_name_what_is_wrong(config: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         placements(config, {})
+
+
+@pytest.mark.parametrize("counts", [{"num_hidden_layers": 10**9}, {"n_routed_experts": 10**12}])
+def test_counts_out_of_all_proportion_are_refused(counts: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "_MOST_PLACES", 20_000)  # for a quick test
+    with pytest.raises(ConfigError, match="more than 20,000 tensors"):
+        placements({"architectures": ["DeepseekV3ForCausalLM"]} | counts, {})

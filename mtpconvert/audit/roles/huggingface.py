@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from mtpconvert.audit.roles.algebra import Placement
@@ -110,6 +111,8 @@ _GLM4_MOE = {
 # attribute_map of both config classes that declare MTP layers
 _EXPERT_ALIASES = {"n_routed_experts": "num_local_experts", "num_nextn_predict_layers": "num_mtp_layers"}
 
+_MOST_PLACES = 500_000  # ten times DeepSeek-V3's; a config with a slip in a count would fill the memory
+
 FAMILIES: dict[str, Family] = {
     # models/deepseek_v3/modeling_deepseek_v3.py; PreTrainedConfig.get_mtp_config: "MTP layers always use MoE".
     # DeepseekV3TopkRouter makes the correction bias in float32; the router's weight is bf16 in published files.
@@ -172,7 +175,10 @@ def placements(config: Mapping[str, Any], inventory: Inventory) -> list[Placemen
     """
     family = _family(config)
     settings = Settings(config, family.defaults, family.aliases)
-    return list(_model(family, settings, inventory))
+    found = list(islice(_model(family, settings, inventory), _MOST_PLACES + 1))
+    if len(found) > _MOST_PLACES:
+        raise ConfigError(f"config.json describes a model of more than {_MOST_PLACES:,} tensors")
+    return found
 
 
 def expected_dtype(name: str, config: Mapping[str, Any]) -> str | None:
