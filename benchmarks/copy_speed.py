@@ -1,6 +1,6 @@
 """hf2mcore and mcore2hf against a durable ``cp``, in alternating runs: ratios, peak memory, a table.
 
-    python benchmarks/copy_speed.py [--layers 8] [--pairs 7] [--folder DIR]
+    python benchmarks/copy_speed.py [--layers 8] [--pairs 7] [--folder DIR] [--without-audit]
 
 The yardstick is ``cp -r --reflink=never SRC OUT && sync OUT/*``; a plain ``cp`` that leaves the syncing to later is
 reported beside it. Every run starts a new process and ends durable; the source is in the page cache. The goal is not
@@ -30,12 +30,13 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=8, help="8 layers are 4.0 GB")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--without-audit", action="store_true", help="leave out the runs with the default audit")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mtpconvert-bench-", dir=options.folder) as folder:
-        return run(Path(folder), options.layers, options.pairs)
+        return run(Path(folder), options.layers, options.pairs, audited=not options.without_audit)
 
 
-def run(folder: Path, layers: int, pairs: int) -> int:
+def run(folder: Path, layers: int, pairs: int, *, audited: bool) -> int:
     source = folder / "hf"
     total = write_llama(source, layers)
     there, back, copy = folder / "mcore", folder / "back", folder / "copy"
@@ -49,9 +50,9 @@ def run(folder: Path, layers: int, pairs: int) -> int:
         "cp": (copy, ["sh", "-c", copying]),
         "hf2mcore": (there, [*to_mcore, "--audit", "none"]),
         "mcore2hf": (back, [*to_hf, "--audit", "none"]),
-        "hf2mcore, audited": (there, to_mcore),
-        "mcore2hf, audited": (back, to_hf),
     }
+    if audited:
+        runs |= {"hf2mcore, audited": (there, to_mcore), "mcore2hf, audited": (back, to_hf)}
     costs: dict[str, list[Cost]] = {name: [] for name in runs}
     for number in range(pairs + 1):
         for name, (target, command) in runs.items():

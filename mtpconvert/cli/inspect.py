@@ -13,6 +13,7 @@ from mtpconvert.cli.options import EXISTING, json_option
 from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, size
 from mtpconvert.convert.configs import read_config
 from mtpconvert.evidence.speed import cost_of_dropping, lines_of, speed_report
+from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import architectures, file_of, load
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import MtpRule
@@ -72,6 +73,7 @@ def inspect(path: Path, speed: bool, as_json: bool) -> None:
     click.echo(mtp_line(result.mtp, writes=False))
 
 
+@no_gc()
 def _hugging_face(found: Found) -> Inspection:
     config = read_config(found.root)
     reader = SafetensorsReader(found.root)
@@ -90,6 +92,7 @@ def _hugging_face(found: Found) -> Inspection:
     )  # fmt: skip
 
 
+@no_gc()
 def _torch_dist(found: Found) -> Inspection:
     assert found.iteration_dir is not None  # detect: a torch_dist checkpoint has one
     reader = TorchDistReader(found.iteration_dir)
