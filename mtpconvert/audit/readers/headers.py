@@ -6,6 +6,7 @@ Source of the rules: the safetensors README, "Format", and safetensors/src/tenso
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -74,8 +75,7 @@ def _repeated(raw: bytes) -> list[str]:
         return dict(pairs)
 
     json.loads(raw, object_pairs_hook=keep)
-    seen: set[str] = set()
-    return [name for name in levels[-1] if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+    return [name for name, count in Counter(levels[-1]).items() if count > 1]
 
 
 def _layout(header: Header, table: dict[str, Any], base: int, size: int, fault: Any) -> None:
