@@ -17,10 +17,11 @@ from zlib import crc32
 
 from mtpconvert.convert.nearby import ByFirstAxis, first_axis
 from mtpconvert.convert.pieces import Piece, clip, pieces_of
-from mtpconvert.convert.window import WINDOW, Gatherer, aligned_buffer, write_exactly
+from mtpconvert.convert.window import WINDOW, Gatherer, aligned_buffer
 from mtpconvert.errors import CheckpointError, MtpConvertError, TargetError
 from mtpconvert.mapping.plan import Plan
 from mtpconvert.stores.base import Chunk, Reader, Writer
+from mtpconvert.stores.durable import write_exactly
 from mtpconvert.tensors import DTYPE_BITS, Tile
 
 THREADS = 2

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mtpconvert.convert.execute import target_error
 from mtpconvert.errors import AuditFailedError, CheckpointError, MtpConvertError, TargetError, UsageError
+from mtpconvert.stores.durable import sync
 
 
 class Staging:
@@ -39,7 +40,7 @@ class Staging:
         else:
             self.path.rename(self.target)
         self.published = True
-        sync_directory(self.target.parent)
+        sync(self.target.parent)
         if exists(old):
             remove(old)
 
@@ -184,21 +185,9 @@ def _check_room(folder: Path, needed: int) -> None:
         )
 
 
-def sync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_tree(folder: Path) -> None:
     """Sync every file and folder below and including ``folder``."""
     for root, _, files in os.walk(folder):
         for name in files:
-            descriptor = os.open(Path(root) / name, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        sync_directory(Path(root))
+            sync(Path(root) / name)
+        sync(Path(root))

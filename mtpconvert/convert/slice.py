@@ -13,10 +13,11 @@ from mtpconvert.convert.inspect_bytes import windows
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks
 from mtpconvert.convert.slice_plan import SliceOptions, SlicePlan, plan_slice
-from mtpconvert.convert.window import WINDOW, aligned_buffer, read_exactly, write_exactly
+from mtpconvert.convert.window import WINDOW, aligned_buffer, read_exactly
 from mtpconvert.errors import UsageError
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.stores.detect import detect
+from mtpconvert.stores.durable import write_exactly
 from mtpconvert.stores.safetensors.plan import parse_size, plan_layout
 from mtpconvert.stores.safetensors.reader import SafetensorsReader
 from mtpconvert.stores.safetensors.writer import SafetensorsWriter

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from mtpconvert.convert.window import WINDOW, aligned_buffer, read_exactly, write_exactly
+from mtpconvert.convert.window import WINDOW, aligned_buffer, read_exactly
 from mtpconvert.stores.base import Reader, Writer
+from mtpconvert.stores.durable import write_exactly
 
 
 def copy_tensors(reader: Reader, writer: Writer, names: Iterable[str]) -> None:

@@ -45,13 +45,6 @@ def read_exactly(descriptor: int, buffer: memoryview, offset: int) -> None:
         done += count
 
 
-def write_exactly(descriptor: int, content: bytes | memoryview, offset: int) -> None:
-    """Write all of ``content`` at ``offset``, in as many calls as it takes. Raises OSError."""
-    done = 0
-    while done < len(content):
-        done += os.pwrite(descriptor, content[done:], offset + done)
-
-
 def _name(descriptor: int) -> str | None:
     """The path of an open file, where the system tells."""
     link = Path(f"/proc/self/fd/{descriptor}")

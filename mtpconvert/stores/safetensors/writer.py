@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mtpconvert.errors import TargetError, some
 from mtpconvert.stores.base import Chunk
+from mtpconvert.stores.durable import sync
 from mtpconvert.stores.safetensors.layout import SafetensorsLayout, Shard
 from mtpconvert.stores.safetensors.reader import chunk_of
 
@@ -60,14 +61,14 @@ class SafetensorsWriter:
             raise self._misuse(f"{len(unwritten)} of {len(self._places)} tensors were never written: {some(unwritten)}")
         for number in range(len(self.layout.shards)):
             with _naming(self.path(number)):
-                _sync(self.path(number))
+                sync(self.path(number))
         if self.layout.index is not None:
             path = self.tmp_root / self.layout.index.name
             with _naming(path):
                 path.write_bytes(self.layout.index.raw)
-                _sync(path)
+                sync(path)
         with _naming(self.tmp_root):
-            _sync(self.tmp_root)
+            sync(self.tmp_root)
 
     def _misuse(self, what: str) -> TargetError:
         """The refusal of calls that cannot make a whole checkpoint: a fault in the caller, not in the disk."""
@@ -102,11 +103,3 @@ def _naming(path: Path) -> Iterator[None]:
             where=str(path),
             next_step="check free space and permissions of the target, then start again",
         ) from error
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

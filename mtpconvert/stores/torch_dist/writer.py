@@ -15,6 +15,7 @@ from typing import Literal
 
 from mtpconvert.errors import TargetError
 from mtpconvert.stores.base import Chunk
+from mtpconvert.stores.durable import sync, write_exactly
 from mtpconvert.stores.torch_dist import layout
 from mtpconvert.stores.torch_dist.common import COMMON_FILE, COMMON_STATE, common_dict
 from mtpconvert.stores.torch_dist.extra_state import extra_state_keys
@@ -104,8 +105,8 @@ class TorchDistWriter:
         one = self._placed[name][number]
         record, fd = one.record, self._fds[one.file]
         with _writing(self.path(one.file)):
-            _pwrite_all(fd, record.header(crc32), record.base)
-            _pwrite_all(fd, record.trailer(crc32), record.data + record.nbytes)
+            write_exactly(fd, record.header(crc32), record.base)
+            write_exactly(fd, record.trailer(crc32), record.data + record.nbytes)
         self._unfinished.discard((name, number))
 
     def commit(self) -> None:
@@ -126,7 +127,7 @@ class TorchDistWriter:
         tensors = layout.stored_tensors(self._targets, self._placed, self._layers, self._names)
         self._write(".metadata", metadata_pickle(tensors, objects))
         with _writing(self.root):
-            _sync_directory(self.root)
+            sync(self.root)
 
     def close(self) -> None:
         """Let go of the files; done by ``commit``, needed after a failure."""
@@ -164,21 +165,6 @@ def _writing(path: Path) -> Iterator[None]:
             where=str(path),
             next_step="free space or choose another target",
         ) from problem
-
-
-def _pwrite_all(fd: int, content: bytes, at: int) -> None:
-    view = memoryview(content)
-    while view:
-        written = os.pwrite(fd, view, at)
-        view, at = view[written:], at + written
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _c_strides(box: Box, dtype: str) -> Shape:
