@@ -6,22 +6,18 @@ last window is written. Memory is bounded by threads x (window + slab), whatever
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from zlib import crc32
 
 from mtpconvert.convert.nearby import ByFirstAxis, first_axis
 from mtpconvert.convert.pieces import Piece, clip, pieces_of
 from mtpconvert.convert.window import WINDOW, Gatherer, aligned_buffer
-from mtpconvert.errors import CheckpointError, MtpConvertError, TargetError
+from mtpconvert.errors import CheckpointError
 from mtpconvert.mapping.plan import Plan
 from mtpconvert.stores.base import Chunk, Reader, Writer
-from mtpconvert.stores.durable import write_exactly
 from mtpconvert.tensors import DTYPE_BITS, Tile
 
 THREADS = 2
@@ -90,7 +86,6 @@ class _Run:
             ordered = sorted(queue, key=lambda task: task.chunk.offset)
             queue.clear()
             queue.extend(ordered)
-        self._sources, self._outputs = _Descriptors(reader.path, os.O_RDONLY), _Descriptors(writer.path, os.O_WRONLY)
 
     def go(self, threads: int) -> Moved:
         workers = [threading.Thread(target=self._work, name=f"move-{n}") for n in range(threads - 1)]
@@ -104,8 +99,6 @@ class _Run:
             self._fail(error)
         for worker in workers:
             worker.join()
-        self._sources.close()
-        self._outputs.close()
         if self._error is not None:
             raise self._error
         expected, zeros = sum(self._targets[name].nbytes for name in self._tiles), sum(self._filled.values())
@@ -118,7 +111,7 @@ class _Run:
         return self._moved
 
     def _work(self) -> None:
-        buffer, gatherer = aligned_buffer(WINDOW), Gatherer(self._sources.get)
+        buffer, gatherer = aligned_buffer(WINDOW), Gatherer(self._reader.read)
         while (task := self._next()) is not None:
             try:
                 self._move(task, buffer, gatherer)
@@ -149,7 +142,6 @@ class _Run:
         for start, stop in task.chunk.box:
             size *= stop - start
         zeroed = task.name in self._filled
-        descriptor = self._outputs.get(task.chunk.file)
         read, crc, flushed = 0, 0, 0
         for start in range(0, size, WINDOW):
             if self._error is not None:
@@ -164,9 +156,9 @@ class _Run:
                     read += part.nbytes
             if self._writer.wants_crc:
                 crc = crc32(window, crc)
-            _write(descriptor, window, task.chunk.offset + start, self._writer.path(task.chunk.file))
+            _write(self._writer, task.chunk.file, window, task.chunk.offset + start)
             if stop - flushed >= _WRITEBACK:
-                os.posix_fadvise(descriptor, task.chunk.offset + flushed, stop - flushed, os.POSIX_FADV_DONTNEED)
+                self._writer.write_back(task.chunk.file, task.chunk.offset + flushed, stop - flushed)
                 flushed = stop
             self._progress(stop - start, task.name)
         if read != size and not zeroed:
@@ -190,33 +182,5 @@ class _Run:
         return self._source_chunks[name]
 
 
-class _Descriptors:
-    """Open files by number, shared by the threads; positions are never used."""
-
-    def __init__(self, path: Callable[[int], Path], flags: int) -> None:
-        self._path, self._flags = path, flags
-        self._open: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    def get(self, file: int) -> int:
-        with self._lock:
-            if file not in self._open:
-                self._open[file] = os.open(self._path(file), self._flags)
-            return self._open[file]
-
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
-
-
-def _write(descriptor: int, window: memoryview, offset: int, path: Path) -> None:
-    try:
-        write_exactly(descriptor, window, offset)
-    except OSError as error:
-        raise target_error(error, path) from error
-
-
-def target_error(error: OSError, path: Path) -> MtpConvertError:
-    """The refusal for an OSError while writing ``path``."""
-    step = "free space or choose another disk" if error.errno == errno.ENOSPC else "check the target's disk and rights"
-    return TargetError(f"the target cannot be written: {error.strerror}", where=str(path), next_step=step)
+def _write(writer: Writer, file: int, window: memoryview, offset: int) -> None:
+    writer.write(file, window, offset)

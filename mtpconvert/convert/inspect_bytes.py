@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from mtpconvert.convert.nearby import ByFirstAxis, first_axis
@@ -46,25 +45,14 @@ def windows(reader: Reader, block: Block, itemsize: int) -> Iterable[bytes]:
     chunks = ByFirstAxis((c.box[0] if c.box else (0, 1), c) for c in reader.chunks(block.tensor))
     pieces = list(pieces_of(tile, False, chunks.meeting(*first_axis(block)), target, itemsize))
     buffer = aligned_buffer(WINDOW)
-    descriptors: dict[int, int] = {}
-
-    def descriptor(file: int) -> int:
-        if file not in descriptors:
-            descriptors[file] = os.open(reader.path(file), os.O_RDONLY)
-        return descriptors[file]
-
-    gatherer = Gatherer(descriptor)
-    try:
-        total = block.volume * itemsize
-        for start in range(0, total, WINDOW):
-            stop = min(start + WINDOW, total)
-            for piece in pieces:
-                for part in clip(piece, start, stop):
-                    gatherer.gather(part, buffer, start)
-            yield bytes(buffer[: stop - start])
-    finally:
-        for number in descriptors.values():
-            os.close(number)
+    gatherer = Gatherer(reader.read)
+    total = block.volume * itemsize
+    for start in range(0, total, WINDOW):
+        stop = min(start + WINDOW, total)
+        for piece in pieces:
+            for part in clip(piece, start, stop):
+                gatherer.gather(part, buffer, start)
+        yield bytes(buffer[: stop - start])
 
 
 def _steps(extents: Shape, itemsize: int) -> Shape:

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mtpconvert.convert.execute import target_error
 from mtpconvert.errors import AuditFailedError, CheckpointError, MtpConvertError, TargetError, UsageError
-from mtpconvert.stores.durable import sync
+from mtpconvert.stores.durable import sync, target_error
 
 
 class Staging:

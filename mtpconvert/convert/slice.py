@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,11 +12,10 @@ from mtpconvert.convert.inspect_bytes import windows
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks
 from mtpconvert.convert.slice_plan import SliceOptions, SlicePlan, plan_slice
-from mtpconvert.convert.window import WINDOW, aligned_buffer, read_exactly
+from mtpconvert.convert.window import WINDOW, aligned_buffer
 from mtpconvert.errors import UsageError
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.stores.detect import detect
-from mtpconvert.stores.durable import write_exactly
 from mtpconvert.stores.safetensors.plan import parse_size, plan_layout
 from mtpconvert.stores.safetensors.reader import SafetensorsReader
 from mtpconvert.stores.safetensors.writer import SafetensorsWriter
@@ -59,15 +57,11 @@ def slice_checkpoint(source: Path, target: Path, options: SliceOptions, callback
 def _copy(reader: SafetensorsReader, writer: SafetensorsWriter, name: str, block: Block, progress: Progress) -> None:
     """Bytes of ``block`` to the tensor ``name``, a window at a time."""
     (target,) = writer.chunks(name)
-    descriptor = os.open(writer.path(target.file), os.O_WRONLY)
-    try:
-        at = target.offset
-        for window in _windows(reader, block):
-            write_exactly(descriptor, window, at)
-            at += len(window)
-            progress(len(window), name)
-    finally:
-        os.close(descriptor)
+    at = target.offset
+    for window in _windows(reader, block):
+        writer.write(target.file, window, at)
+        at += len(window)
+        progress(len(window), name)
     writer.finish_chunk(name, 0, 0)
 
 
@@ -78,11 +72,8 @@ def _windows(reader: SafetensorsReader, block: Block) -> Iterable[bytes | memory
         yield from windows(reader, block, DTYPE_BITS[spec.dtype] // 8)
         return
     (source,) = reader.chunks(spec.name)
-    descriptor, buffer = os.open(reader.path(source.file), os.O_RDONLY), aligned_buffer(WINDOW)
-    try:
-        for start in range(0, spec.nbytes, WINDOW):
-            window = buffer[: min(WINDOW, spec.nbytes - start)]
-            read_exactly(descriptor, window, source.offset + start)
-            yield window
-    finally:
-        os.close(descriptor)
+    buffer = aligned_buffer(WINDOW)
+    for start in range(0, spec.nbytes, WINDOW):
+        window = buffer[: min(WINDOW, spec.nbytes - start)]
+        reader.read(source.file, window, source.offset + start)
+        yield window

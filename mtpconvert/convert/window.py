@@ -1,21 +1,18 @@
-"""Fill a window of the target from source files: long runs by ``preadv``, short ones through numpy."""
+"""Fill a window of the target from source files: long runs straight into it, short ones through numpy."""
 
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from mtpconvert.convert.pieces import Piece
-from mtpconvert.errors import CheckpointError, IncompleteError
 
 WINDOW = 1 << 20  # bytes; 256 KiB to 1 MiB a thread measured alike (docs/performance.md)
 LONG_RUN = 1 << 14  # from here on one system call a run costs less than it moves
 SLAB = 4 << 20  # source bytes held at once to gather short runs from
 
-Open = Callable[[int], int]  # number of a source file -> descriptor
+Read = Callable[[int, memoryview, int], None]  # fill the buffer from an offset of a source file: ``Reader.read``
 
 
 def aligned_buffer(size: int) -> memoryview:
@@ -23,46 +20,18 @@ def aligned_buffer(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, size))
 
 
-def read_exactly(descriptor: int, buffer: memoryview, offset: int) -> None:
-    """Fill ``buffer`` from ``offset``. Raises IncompleteError where the file ends before, CheckpointError where the
-    disk fails."""
-    done = 0
-    while done < len(buffer):
-        try:
-            count = os.preadv(descriptor, [buffer[done:]], offset + done)
-        except OSError as error:
-            raise CheckpointError(
-                f"byte {offset + done} cannot be read: {error.strerror}",
-                where=_name(descriptor),
-                next_step="check the disk that the source is on",
-            ) from error
-        if count == 0:
-            raise IncompleteError(
-                f"the file ends at byte {offset + done}, {len(buffer) - done} bytes before the end of a tensor's data",
-                where=_name(descriptor),
-                next_step="the file was truncated after it was opened, or another process is writing it",
-            )
-        done += count
-
-
-def _name(descriptor: int) -> str | None:
-    """The path of an open file, where the system tells."""
-    link = Path(f"/proc/self/fd/{descriptor}")
-    return str(link.readlink()) if link.is_symlink() else None
-
-
 class Gatherer:
     """Copies pieces into a window; one for each thread, with its own scratch memory."""
 
-    def __init__(self, open_file: Open) -> None:
-        self._open = open_file
+    def __init__(self, read: Read) -> None:
+        self._read = read
         self._slab: memoryview | None = None
 
     def gather(self, piece: Piece, window: memoryview, start: int) -> None:
         """Copy ``piece``, whose target bytes all lie in ``window``, whose first byte is target byte ``start``."""
         if not piece.dims:
             begin = piece.target - start
-            read_exactly(self._open(piece.file), window[begin : begin + piece.run], piece.source)
+            self._read(piece.file, window[begin : begin + piece.run], piece.source)
             return
         if piece.run < LONG_RUN and piece.source_span <= SLAB:
             self._gather_strided(piece, window, start)
@@ -85,7 +54,7 @@ class Gatherer:
         if self._slab is None:
             self._slab = aligned_buffer(SLAB)
         slab = self._slab[: piece.source_span]
-        read_exactly(self._open(piece.file), slab, piece.source)
+        self._read(piece.file, slab, piece.source)
         begin = piece.target - start
         unit = next(size for size in (8, 4, 2, 1) if _divides(size, piece, begin))
         kind = np.dtype(f"u{unit}")

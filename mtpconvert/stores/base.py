@@ -40,6 +40,9 @@ class Reader(Protocol):
 
     def path(self, file: int) -> Path: ...
 
+    def read(self, file: int, buffer: memoryview, offset: int) -> None:
+        """Fill ``buffer`` from ``offset`` of the file, from any thread."""
+
 
 class Writer(Protocol):
     """Target files under a temporary directory; whoever holds the Writer renames that directory at the end."""
@@ -53,6 +56,12 @@ class Writer(Protocol):
         """Where the tensor's bytes go; every chunk is C-contiguous in its file."""
 
     def path(self, file: int) -> Path: ...
+
+    def write(self, file: int, content: bytes | memoryview, offset: int) -> None:
+        """Write ``content``, a part of one chunk. Any thread; the parts of one chunk come in order, by one thread."""
+
+    def write_back(self, file: int, offset: int, nbytes: int) -> None:
+        """A hint: these bytes are written and may go to the disk."""
 
     def finish_chunk(self, name: str, number: int, crc32: int) -> None:
         """Called once per chunk, after its bytes are written; ``number`` indexes ``chunks(name)``."""

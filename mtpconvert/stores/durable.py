@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+
+from mtpconvert.errors import TargetError
 
 
 def write_exactly(descriptor: int, content: bytes | memoryview, offset: int) -> None:
@@ -21,3 +26,54 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class OpenFiles:
+    """Descriptors of numbered files, opened when first asked for and shared by threads; positions are never used.
+
+    After ``close`` a file that is asked for again is opened again.
+    """
+
+    def __init__(self, path: Callable[[int], Path], flags: int) -> None:
+        self._path, self._flags = path, flags | os.O_CLOEXEC
+        self._open: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def get(self, file: int) -> int:
+        with self._lock:
+            if file not in self._open:
+                self._open[file] = os.open(self._path(file), self._flags)
+            return self._open[file]
+
+    def close(self) -> None:
+        with self._lock:
+            while self._open:
+                os.close(self._open.popitem()[1])
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
+
+
+class TargetFiles(OpenFiles):
+    """Files that exist at their full size, to be filled by any thread."""
+
+    def __init__(self, path: Callable[[int], Path]) -> None:
+        super().__init__(path, os.O_WRONLY)
+
+    def write(self, file: int, content: bytes | memoryview, offset: int) -> None:
+        """Write all of ``content``. Raises TargetError naming the file."""
+        try:
+            write_exactly(self.get(file), content, offset)
+        except OSError as error:
+            raise target_error(error, self._path(file)) from error
+
+    def write_back(self, file: int, offset: int, nbytes: int) -> None:
+        """Let the system begin to bring these bytes to the disk, so that the final sync has little left to do."""
+        os.posix_fadvise(self.get(file), offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+
+def target_error(error: OSError, path: Path) -> TargetError:
+    """The refusal for an OSError while writing ``path``."""
+    step = "free space or choose another disk" if error.errno == errno.ENOSPC else "check the target's disk and rights"
+    return TargetError(f"the target cannot be written: {error.strerror}", where=str(path), next_step=step)

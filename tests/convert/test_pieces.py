@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mtpconvert.convert.pieces import clip, pieces_of
 from mtpconvert.convert.window import Gatherer
 from mtpconvert.stores.base import Chunk
+from mtpconvert.stores.source_files import read_exactly
 from mtpconvert.tensors import Block, Tile
 
 ITEM = 2
@@ -74,7 +75,7 @@ def test_every_element_lands_where_numpy_puts_it(tmp_path_factory, case, window,
     import os
 
     descriptor = os.open(folder / ("t" if reverse else "s"), os.O_RDONLY)
-    gatherer = Gatherer(lambda _: descriptor)
+    gatherer = Gatherer(lambda _, buffer, offset: read_exactly(descriptor, buffer, offset))
     for box in target_boxes:
         part = np.zeros([b - a for a, b in box], "<u2")
         chunk = Chunk(tuple(box), 0, 1000, part.strides)

@@ -146,8 +146,8 @@ def negate(data: memoryview) -> None:
 
 
 def half_only(write: Any, arguments: Any) -> None:
-    descriptor, window, offset, path = arguments
-    write(descriptor, window[: len(window) // 2], offset, path)
+    writer, file, window, offset = arguments
+    write(writer, file, window[: len(window) // 2], offset)
 
 
 def never(write: Any, arguments: Any) -> None:
@@ -155,8 +155,8 @@ def never(write: Any, arguments: Any) -> None:
 
 
 def two_bytes_late(write: Any, arguments: Any) -> None:
-    descriptor, window, offset, path = arguments
-    write(descriptor, window[:-2], offset + 2, path)
+    writer, file, window, offset = arguments
+    write(writer, file, window[:-2], offset + 2)
 
 
 def arguments(change: Callable[[dict[str, Any]], Any]) -> Patch:

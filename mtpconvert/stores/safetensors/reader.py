@@ -11,6 +11,7 @@ from mtpconvert.garbage import no_gc
 from mtpconvert.stores.base import Chunk
 from mtpconvert.stores.safetensors.header import Header, damaged, parse_header, read_header
 from mtpconvert.stores.safetensors.layout import INDEX_NAME, SINGLE_NAME, Index, SafetensorsLayout, Shard, parse_index
+from mtpconvert.stores.source_files import SourceFiles
 from mtpconvert.tensors import DTYPE_BITS, Inventory, TensorSpec
 
 HEADER_SUFFIX = ".header"  # model.safetensors.header: the raw header of model.safetensors
@@ -36,6 +37,7 @@ class SafetensorsReader:
             ) from None
         files = {name: root / name for name in names if name.endswith(".safetensors")}
         self.layout = _assemble(files, read_header, _read_index(root, names), str(root))
+        self._files = SourceFiles(self.path)
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -58,6 +60,9 @@ class SafetensorsReader:
 
     def path(self, file: int) -> Path:
         return self.root / self.shards[file].name
+
+    def read(self, file: int, buffer: memoryview, offset: int) -> None:
+        self._files.read(file, buffer, offset)
 
 
 def chunk_of(file: int, spec: TensorSpec, start: int) -> Chunk:

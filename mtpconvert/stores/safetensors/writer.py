@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mtpconvert.errors import TargetError, some
 from mtpconvert.stores.base import Chunk
-from mtpconvert.stores.durable import sync
+from mtpconvert.stores.durable import TargetFiles, sync
 from mtpconvert.stores.safetensors.layout import SafetensorsLayout, Shard
 from mtpconvert.stores.safetensors.reader import chunk_of
 
@@ -26,6 +26,7 @@ class SafetensorsWriter:
         self.tmp_root = tmp_root
         self.layout = layout
         self._places = layout.places
+        self._files = TargetFiles(self.path)
         self._pending = {name for name, (_, spec, _) in self._places.items() if spec.nbytes}
 
     def create(self) -> None:
@@ -43,6 +44,12 @@ class SafetensorsWriter:
     def path(self, file: int) -> Path:
         return self.tmp_root / self.layout.shards[file].name
 
+    def write(self, file: int, content: bytes | memoryview, offset: int) -> None:
+        self._files.write(file, content, offset)
+
+    def write_back(self, file: int, offset: int, nbytes: int) -> None:
+        self._files.write_back(file, offset, nbytes)
+
     def finish_chunk(self, name: str, number: int, crc32: int) -> None:
         """Take note that the tensor ``name`` is complete; ``crc32`` has no place in this format."""
         if number != 0 or name not in self._places:
@@ -59,6 +66,7 @@ class SafetensorsWriter:
         if self._pending:
             unwritten = [name for name in self._places if name in self._pending]
             raise self._misuse(f"{len(unwritten)} of {len(self._places)} tensors were never written: {some(unwritten)}")
+        self._files.close()
         for number in range(len(self.layout.shards)):
             with _naming(self.path(number)):
                 sync(self.path(number))

@@ -10,6 +10,7 @@ from threading import Lock
 from mtpconvert.errors import CheckpointError, IncompleteError
 from mtpconvert.garbage import no_gc
 from mtpconvert.stores.base import Chunk
+from mtpconvert.stores.source_files import SourceFiles
 from mtpconvert.stores.torch_dist.common import COMMON_STATE, Common, read_common
 from mtpconvert.stores.torch_dist.cover import show
 from mtpconvert.stores.torch_dist.kinds import check_dtypes, check_format, classify
@@ -42,6 +43,7 @@ class TorchDistReader:
         self._by_layer: dict[str, dict[int, list[StoredChunk]]] = {}
         self._fds: dict[int, int] = {}
         self._lock = Lock()
+        self._bytes = SourceFiles(self.path)
 
     def _read(self) -> None:
         keys = StoredKeys(self.root / ".metadata")
@@ -90,7 +92,11 @@ class TorchDistReader:
         """
         return [chunk for piece in self._tensors[name].pieces for chunk in self._piece_chunks(piece)]
 
+    def read(self, file: int, buffer: memoryview, offset: int) -> None:
+        self._bytes.read(file, buffer, offset)
+
     def close(self) -> None:
+        self._bytes.close()
         with self._lock:
             for fd in self._fds.values():
                 os.close(fd)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from mtpconvert.errors import TargetError
 from mtpconvert.stores.base import Chunk
-from mtpconvert.stores.durable import sync, write_exactly
+from mtpconvert.stores.durable import TargetFiles, sync
 from mtpconvert.stores.torch_dist import layout
 from mtpconvert.stores.torch_dist.common import COMMON_FILE, COMMON_STATE, common_dict
 from mtpconvert.stores.torch_dist.extra_state import extra_state_keys
@@ -70,7 +70,7 @@ class TorchDistWriter:
         self._targets, self._layers = layout.targets(specs, stacked, local=spec == "local")
         self._placed, self._sizes = layout.place(self._targets, chunk_boxes, files)
         self._names = [f"__0_{number}.distcp" for number in range(len(self._sizes))]
-        self._fds: list[int] = []
+        self._files = TargetFiles(self.path)
         self._unfinished = {(name, number) for name, own in self._placed.items() for number, _ in enumerate(own)}
 
     @property
@@ -82,9 +82,11 @@ class TorchDistWriter:
         """Create the files at their full size, without their content. Raises TargetError."""
         for name, size in zip(self._names, self._sizes, strict=True):
             with _writing(self.root / name):
-                fd = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-                self._fds.append(fd)
-                os.ftruncate(fd, size)
+                fd = os.open(self.root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                try:
+                    os.ftruncate(fd, size)
+                finally:
+                    os.close(fd)
         for name, own in self._placed.items():
             for number, one in enumerate(own):
                 if not one.record.nbytes:
@@ -100,13 +102,18 @@ class TorchDistWriter:
     def path(self, file: int) -> Path:
         return self.root / self._names[file]
 
+    def write(self, file: int, content: bytes | memoryview, offset: int) -> None:
+        self._files.write(file, content, offset)
+
+    def write_back(self, file: int, offset: int, nbytes: int) -> None:
+        self._files.write_back(file, offset, nbytes)
+
     def finish_chunk(self, name: str, number: int, crc32: int) -> None:
         """Write the record around the chunk's bytes; ``crc32`` is theirs. Any thread, once per chunk."""
         one = self._placed[name][number]
-        record, fd = one.record, self._fds[one.file]
-        with _writing(self.path(one.file)):
-            write_exactly(fd, record.header(crc32), record.base)
-            write_exactly(fd, record.trailer(crc32), record.data + record.nbytes)
+        record = one.record
+        self._files.write(one.file, record.header(crc32), record.base)
+        self._files.write(one.file, record.trailer(crc32), record.data + record.nbytes)
         self._unfinished.discard((name, number))
 
     def commit(self) -> None:
@@ -118,9 +125,9 @@ class TorchDistWriter:
             name, number = min(self._unfinished)
             raise ValueError(f"chunk {number} of {name} and {len(self._unfinished) - 1} more were never finished")
         objects = self._write_objects(f"__0_{len(self._names)}.distcp")
-        for name, fd in zip(self._names, self._fds, strict=True):
+        for name in self._names:
             with _writing(self.root / name):
-                os.fsync(fd)
+                sync(self.root / name)
         self.close()
         self._write(COMMON_FILE, object_container(self._common))
         self._write("metadata.json", json.dumps(_CONFIG[self._version]).encode())
@@ -131,8 +138,7 @@ class TorchDistWriter:
 
     def close(self) -> None:
         """Let go of the files; done by ``commit``, needed after a failure."""
-        while self._fds:
-            os.close(self._fds.pop())
+        self._files.close()
 
     def _write_objects(self, name: str) -> dict[str, Place]:
         stacked = frozenset(target.spec.name for target in self._targets if target.layer is not None)
