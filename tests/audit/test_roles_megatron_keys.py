@@ -109,7 +109,7 @@ def test_what_the_arguments_deny_is_not_placed_and_what_they_omit_is_where_found
 
 def test_a_key_that_no_table_names_is_not_placed() -> None:
     facts, held = dense()
-    stray = "decoder.layers.self_attention.core_attention.softmax_offset"
+    stray = "decoder.layers.self_attention.linear_qkv.layer_norm_bias"
     assert stray not in {p.block.tensor for p in placements(facts, held | {stray: TensorSpec(stray, (2, 2), "F32")})}
 
 
@@ -157,8 +157,8 @@ def test_arguments_that_change_what_numbers_mean() -> None:
     assert meaning_arguments(fine) == []
     other = {
         "moe_mlp_glu_interleave_size": 32, "moe_shared_expert_glu_interleave_size": 32, "rotary_interleaved": True,
-        "layernorm_zero_centered_gamma": True, "apply_layernorm_1p": True, "mtp_use_repeated_layer": True,
-        "attention_output_gate": True, "glu_linear_offset": 1.0, "use_mup": True,
+        "mtp_use_repeated_layer": True, "softmax_type": "off-by-one", "qk_l2_norm": True,
+        "dsa_indexer_scoring_relu": False, "glu_linear_offset": 1.0, "use_mup": True,
     }  # fmt: skip
     assert [(name, value) for name, value, _ in meaning_arguments(other)] == list(other.items())
 

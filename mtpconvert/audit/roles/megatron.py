@@ -8,19 +8,29 @@ auditor and the file. A key that no table names is not placed; the caller report
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from mtpconvert.audit.roles.algebra import Placement, Role
-from mtpconvert.audit.roles.megatron_attention import gqa_attention, mla_attention
+from mtpconvert.audit.roles.megatron_attention import gqa_attention
+from mtpconvert.audit.roles.megatron_delta_net import delta_net
 from mtpconvert.audit.roles.megatron_facts import Facts, meaning_arguments
 from mtpconvert.audit.roles.megatron_feed_forward import gated_mlp, moe
+from mtpconvert.audit.roles.megatron_latent import dsa_attention, dsa_shared_attention, mla_attention
 from mtpconvert.audit.roles.megatron_layout import Entry, Home, Param, cut, place_all, spelled
+from mtpconvert.audit.roles.vocabulary import ROLES, minus_one
 from mtpconvert.tensors import Block, Inventory
 
 __all__ = ["expected_dtype", "meaning_arguments", "placements"]
 
 # A layer is what attention and what feed-forward part it has: a new kind of module is one more table here.
-ATTENTION: dict[str, Callable[[Facts], list[Entry]]] = {"gqa": gqa_attention, "mla": mla_attention}
+ATTENTION: dict[str, Callable[[Facts], list[Entry]]] = {
+    "gqa": gqa_attention,
+    "mla": mla_attention,
+    "dsa": dsa_attention,
+    "dsa, shared index": dsa_shared_attention,
+    "gdn": delta_net,
+}
 FEED_FORWARD: dict[bool, Callable[[Facts], list[Entry]]] = {False: gated_mlp, True: moe}
 
 _EMBEDDING, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
@@ -51,8 +61,22 @@ def expected_dtype(name: str) -> str | None:
     return "F32" if name == "router.correction" or name.endswith(".mlp.router.expert_bias") else None
 
 
-def _layer(f: Facts, is_moe: bool) -> list[Entry]:
-    return [*ATTENTION[f.attention](f), *FEED_FORWARD[is_moe](f)]
+def _layer(f: Facts, attention: str, is_moe: bool) -> list[Entry]:
+    return [*ATTENTION[attention](f), *FEED_FORWARD[is_moe](f)]
+
+
+def _place(
+    f: Facts, place: str, entries: list[Entry], homes: tuple[Home, ...], inventory: Inventory
+) -> Iterator[Placement]:
+    """``place_all``; with zero-centred norms, what a norm keeps is its scale less one.
+
+    All norms at once: extensions/transformer_engine.py: TENorm, TELayerNormColumnParallelLinear hand Transformer
+    Engine ``config.layernorm_zero_centered_gamma``, whatever they norm; fusions/fused_layer_norm.py does the same.
+    """
+    for p in place_all(place, entries, homes, inventory):
+        if f.zero_centred and f"{p.role.name}.minus_one" in ROLES:
+            p = replace(p, role=replace(p.role, name=minus_one(p.role.name)))
+        yield p
 
 
 def _trunk_layer(f: Facts, layer: int, prefix: str, inventory: Inventory) -> Iterator[Placement]:
@@ -61,7 +85,8 @@ def _trunk_layer(f: Facts, layer: int, prefix: str, inventory: Inventory) -> Ite
     homes = Home(f"{stem}{layer}."), Home(stem, layer, f.layers)
     if any(key.startswith(stem) and not key.removeprefix(stem)[:1].isdigit() for key in inventory):
         homes = homes[::-1]
-    return place_all(f"trunk.{layer}", _layer(f, f.moe_pattern[layer]), homes, inventory)
+    entries = _layer(f, f.attention_pattern[layer], f.moe_pattern[layer])
+    return _place(f, f"trunk.{layer}", entries, homes, inventory)
 
 
 def _mtp_indices(f: Facts, prefix: str, inventory: Inventory) -> list[int]:
@@ -72,11 +97,11 @@ def _mtp_indices(f: Facts, prefix: str, inventory: Inventory) -> list[int]:
 
 
 def _mtp_layer(f: Facts, k: int, prefix: str, inventory: Inventory) -> Iterator[Placement]:
-    """One MTP layer: a joining projection of [embedding, hidden state], a layer like the last of the trunk, a norm.
+    """One MTP layer: a joining projection of [embedding, hidden state], a decoder layer, a norm.
 
     Source: transformer/multi_token_prediction.py: MultiTokenPredictionLayer.__init__, ._concat_embeddings,
     ._postprocess, .sharded_state_dict (0.19.2 saves ``mtp_model_layer`` as ``transformer_layer``; as an attribute
-    name it may still be met); models/gpt/gpt_layer_specs.py: get_gpt_mtp_block_spec_for_backend (which layer).
+    name it may still be met).
     """
     h = f.hidden
     row, first, second, column = slice(0, h), slice(0, 1), slice(1, 2), slice(0, h)
@@ -94,8 +119,27 @@ def _mtp_layer(f: Facts, k: int, prefix: str, inventory: Inventory) -> Iterator[
     homes = Home(f"{stem}transformer_layer."), Home(f"{stem}mtp_model_layer.")
     if any(key.startswith(homes[1].prefix) for key in inventory):
         homes = homes[::-1]
-    yield from place_all(place, block, (Home(stem),), inventory)
-    yield from place_all(place, _layer(f, f.moe_pattern[-1]), homes, inventory)
+    yield from _place(f, place, block, (Home(stem),), inventory)
+    attention, is_moe = _mtp_kinds(f, k, homes, inventory)
+    yield from _place(f, place, _layer(f, attention, is_moe), homes, inventory)
+
+
+def _mtp_kinds(f: Facts, k: int, homes: tuple[Home, ...], inventory: Inventory) -> tuple[str, bool]:
+    """Attention and MoE or not of an MTP layer: as its tensors say, else like the trunk's last layer.
+
+    The stock builders take the spec of the last decoder layer (models/gpt/gpt_layer_specs.py:
+    get_gpt_mtp_block_spec_for_backend), but ``mtp_block_spec`` of GPTModel takes any, and no argument tells.
+    """
+
+    def there(*keys: str) -> bool:
+        return any(home.prefix + key in inventory for home in homes for key in keys)
+
+    attention = "gdn" if there("self_attention.in_proj.weight.query") else f.mtp_attention(k)
+    if f.maybe("num_experts") is None:
+        return attention, False
+    routed = there("mlp.router.weight")
+    dense = there("mlp.linear_fc1.weight", "mlp.linear_fc1.weight_w")
+    return attention, f.moe_pattern[-1] if routed == dense else routed
 
 
 def _model(f: Facts, prefix: str, inventory: Inventory) -> Iterator[Placement]:
@@ -112,7 +156,7 @@ def _model(f: Facts, prefix: str, inventory: Inventory) -> Iterator[Placement]:
     elif present:
         yield from _vocabulary(f, "embedding", prefix + _HEAD, inventory, copy=True)
     norm = spelled("final_norm", (f.hidden,), "decoder.final_layernorm.weight")
-    yield from place_all("", [norm], (Home(prefix),), inventory)
+    yield from _place(f, "", [norm], (Home(prefix),), inventory)
 
 
 def _vocabulary(f: Facts, name: str, key: str, inventory: Inventory, copy: bool = False) -> Iterator[Placement]:

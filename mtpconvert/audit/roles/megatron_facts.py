@@ -7,7 +7,7 @@ get_gpt_decoder_layer_specs, get_gpt_mtp_block_spec_for_backend``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mtpconvert.errors import ConfigError
@@ -75,24 +75,76 @@ class Facts:
         return self.maybe("kv_channels") or self.hidden // self.heads
 
     @property
-    def attention(self) -> str:
-        return "mla" if self.flag("multi_latent_attention") else "gqa"
+    def learnt_sinks(self) -> bool | None:
+        """Whether a softmax has a logit per head of its own (``softmax_type``)."""
+        kind = self._arguments.get("softmax_type")
+        return None if kind is None else kind == "learnable"
+
+    @property
+    def zero_centred(self) -> bool:
+        """Whether every norm keeps its scale less one; an argument of the launch, or of the config."""
+        return bool(self.flag("apply_layernorm_1p") or self.flag("layernorm_zero_centered_gamma"))
+
+    @property
+    def sparse(self) -> bool:
+        return self._variant == "dsa"
+
+    @property
+    def _variant(self) -> str | None:
+        """Raises ConfigError for an ``experimental_attention_variant`` that no table knows."""
+        variant = self._arguments.get("experimental_attention_variant")
+        if variant in (None, "gated_delta_net", "dsa"):
+            return variant
+        raise ConfigError(f"experimental_attention_variant is {variant!r}, whose tensors nobody here knows",
+                          where="Megatron arguments: experimental_attention_variant", next_step=_HINT)  # fmt: skip
+
+    @property
+    def attention_pattern(self) -> list[str]:
+        """The kind of attention of each decoder layer: a key of ``megatron.ATTENTION``.
+
+        Raises ConfigError for a ``linear_attention_freq`` that is no integer or list.
+        """
+        if self._variant != "gated_delta_net":
+            return [self._attention(layer + 1) for layer in range(self.layers)]
+        # experimental_attention_variant_module_specs.py: get_linear_attention_pattern; every n-th is an ordinary one
+        linear = self._pattern("linear_attention_freq", lambda layer, every: (layer + 1) % every != 0)
+        return ["gdn" if one else self._attention(layer + 1) for layer, one in enumerate(linear)]
+
+    def mtp_attention(self, k: int) -> str:
+        """Of the MTP layer ``k``, which counts its own layers from 1. Stock builders give it no delta net."""
+        return self._attention(k + 1)
+
+    def _attention(self, number: int) -> str:
+        """The ordinary attention of the layer ``number``, from 1; sparse attention may share an earlier index.
+
+        Source: experimental_attention_variant/dsa.py: is_dsa_skip_topk_layer.
+        """
+        if not self.flag("multi_latent_attention"):
+            return "gqa"
+        every, first = self.maybe("dsa_indexer_topk_freq") or 1, self.maybe("dsa_indexer_skip_topk_offset") or 1
+        if not self.sparse:
+            return "mla"
+        return "dsa" if max(number - first, 0) % every == 0 else "dsa, shared index"
 
     @property
     def moe_pattern(self) -> list[bool]:
         """Which decoder layers are MoE. Raises ConfigError for a ``moe_layer_freq`` that is no integer or list."""
         if self.maybe("num_experts") is None:
             return [False] * self.layers
-        frequency = self._arguments.get("moe_layer_freq")
+        return self._pattern("moe_layer_freq", lambda layer, every: layer % every == 0, default=1)
+
+    def _pattern(self, name: str, rule: Callable[[int, int], bool], default: int | None = None) -> list[bool]:
+        """One flag per decoder layer, from a list of zeros and ones or by ``rule`` (layer from 0, frequency)."""
+        frequency = self._arguments.get(name)
         if frequency is None:
-            frequency = 1
+            frequency = default
         if isinstance(frequency, int) and frequency > 0:
-            return [layer % frequency == 0 for layer in range(self.layers)]
+            return [rule(layer, frequency) for layer in range(self.layers)]
         if isinstance(frequency, list | tuple) and len(frequency) == self.layers and set(frequency) <= {0, 1}:
             return [one == 1 for one in frequency]
         raise ConfigError(
-            f"moe_layer_freq is {frequency!r}: neither a whole number nor a list of {self.layers} zeros and ones",
-            where="Megatron arguments: moe_layer_freq",
+            f"{name} is {frequency!r}: neither a whole number nor a list of {self.layers} zeros and ones",
+            where=f"Megatron arguments: {name}",
             next_step=_HINT,
         )
 
@@ -111,14 +163,14 @@ _STANDS_FOR: tuple[tuple[str, tuple[Any, ...], str], ...] = (
      "rows of the shared expert's linear_fc1 alternate in blocks of gate and up (moe/shared_experts.py)"),
     ("rotary_interleaved", (None, False),
      "query and key dims rotate as pairs (2i, 2i+1), not (i, i + dim/2) (rope_utils.py: _rotate_half)"),
-    ("layernorm_zero_centered_gamma", (None, False),
-     "a norm's scale is 1 + the stored number (fusions/fused_layer_norm.py: FusedLayerNorm.forward)"),
-    ("apply_layernorm_1p", (None, False),
-     "a norm's scale is 1 + the stored number (the argument behind layernorm_zero_centered_gamma)"),
     ("mtp_use_repeated_layer", (None, False),
      "mtp.layers.0 serves every depth, whatever mtp_num_layers says (MultiTokenPredictionBlock.forward)"),
-    ("attention_output_gate", (None, False),
-     "linear_qkv holds a gate between q and k in each group (attention.py: get_query_key_value_tensors)"),
+    ("softmax_type", (None, "vanilla", "learnable"),
+     "every softmax has a sink that is not stored (dot_product_attention.py: DotProductAttention.__init__)"),
+    ("qk_l2_norm", (None, False),
+     "queries and keys are normed without a weight (attention.py: SelfAttention.__init__)"),
+    ("dsa_indexer_scoring_relu", (None, True),
+     "index scores are summed as they are, not their positive parts (dsa.py: _compute_index_scores)"),
     ("glu_linear_offset", (None, 0, 0.0),
      "a gated MLP multiplies by up + offset, so up is stored less the offset (mlp.py: MLP.forward)"),
     ("use_mup", (None, False),

@@ -89,6 +89,11 @@ def spelled(name: str, shape: Shape, *keys: str, required: bool = True) -> Entry
     return Entry(tuple((same(key, name, *shape),) for key in keys), required)
 
 
+def where(flag: bool | None, param: Param) -> list[Entry]:
+    """An entry that the arguments ask for (True), exclude (False), or say nothing about (None: where it is found)."""
+    return [] if flag is False else [Entry(((param,),), required=flag is True)]
+
+
 def place_all(
     place: str, entries: Iterable[Entry], homes: tuple[Home, ...], inventory: Inventory
 ) -> Iterator[Placement]:

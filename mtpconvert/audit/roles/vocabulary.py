@@ -104,7 +104,7 @@ _ROLES: dict[str, tuple[tuple[str, ...], str]] = {
     "mtp.final_norm": (("column",), "scale of the norm after the MTP layer, before the head"),
 }
 
-_SCALES = tuple(name for name in _ROLES if name.endswith(("norm", "norm.joint")))
+_SCALES = tuple(name for name in _ROLES if name.endswith(("norm", "norm.joint", "norm.nope", "norm.rope")))
 
 ROLES: dict[str, tuple[tuple[str, ...], str]] = {
     **_ROLES,
