@@ -4,6 +4,7 @@
 VENV ?= .venv
 VENV_NEXT ?= .venv-next
 PYTEST_ARGS ?=
+WORKERS ?= auto
 PY := $(VENV)/bin/python
 PY_NEXT := $(VENV_NEXT)/bin/python
 PIP_FLAGS := --quiet --disable-pip-version-check
@@ -44,7 +45,7 @@ test: $(VENV)/.test
 		without=--ignore=tests/audit/test_report_html.py; \
 		echo 'NO CHROMIUM HERE: the test of the HTML report is left out (Debian: apt-get install chromium)'; \
 	fi; \
-	set -x; $(PY) -m pytest $$without $(PYTEST_ARGS)
+	set -x; $(PY) -m pytest -n $(WORKERS) --dist loadfile $$without $(PYTEST_ARGS)
 
 test-mcore-next: $(VENV_NEXT)/.test
 	$(PY_NEXT) -m pytest tests/mcore_next $(PYTEST_ARGS)
