@@ -27,7 +27,8 @@ def open_slice(source: Path, options: SliceOptions) -> tuple[SafetensorsReader, 
     if (found := detect(source)).kind != "hf":
         raise UsageError(f"{source} is no Hugging Face directory but {found.kind}", next_step="convert it first")
     reader, config = SafetensorsReader(source), read_config(source)
-    plan = plan_slice(mapping_for(config, options.mapping), config, reader.inventory(), options, str(source))
+    names = reader.inventory()
+    plan = plan_slice(mapping_for(config, options.mapping, names), config, names, options, str(source))
     plan.notes += reader.notes
     return reader, plan
 

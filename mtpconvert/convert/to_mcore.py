@@ -105,7 +105,7 @@ def open_source(source: Path, options: ToMcore) -> HfSource:
             next_step="move it away",
         )
     reader, config = SafetensorsReader(source), read_config(source)
-    mapping = mapping_for(config, options.mapping)
+    mapping = mapping_for(config, options.mapping, reader.inventory(), drop_mtp=options.mtp == "drop")
     multiple = vocab_multiple(options.make_vocab_size_divisible_by, options.tp)
     plan = plan_to_mcore(
         mapping,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mtpconvert.errors import ConfigError, NotRepresentableError, UsageError
+from mtpconvert.mapping.closest import by_name, by_tensors, patterns
 from mtpconvert.mapping.load import load_mapping
 from mtpconvert.mapping.model import Mapping
+from mtpconvert.mapping.refusals import refuse
 
 
 @cache
@@ -25,31 +27,53 @@ def architectures() -> list[str]:
     return sorted(file.stem for file in folder().glob("*.toml"))
 
 
-def file_of(architecture: str) -> Path:
-    """The mapping file for a name of ``architectures`` in config.json. Raises NotRepresentableError for others."""
-    file = folder() / f"{architecture}.toml"
+def file_of(architecture: str, names: Collection[str] = ()) -> Path:
+    """The mapping file for a name of ``architectures`` in config.json. Raises NotRepresentableError for others.
+
+    ``names``: the model's tensors, where they are known: the error then says whose rows have most of them.
+    """
     if architecture not in architectures():
-        close = get_close_matches(architecture, architectures(), n=1, cutoff=0.0)
         raise NotRepresentableError(
-            f"no mapping file for the architecture '{architecture}'; the closest known one is {close[0]}",
+            f"no mapping file for the architecture '{architecture}'; the closest known one is "
+            f"{by_name(architecture, architectures())}{_closest_tensors(names)}",
             where="config.json: architectures",
-            next_step="write a mapping (CONTRIBUTING.md, 'Add an architecture') and pass it with --mapping FILE",
+            next_step="write a mapping: 'mtpconvert mappings new HF_DIR' drafts one from the headers"
+            " (CONTRIBUTING.md, 'Add an architecture'); pass it with --mapping FILE",
         )
-    return file
+    return folder() / f"{architecture}.toml"
 
 
-def mapping_for(config: dict[str, Any], file: Path | None = None) -> Mapping:
-    """The mapping for a model's config.json: ``file`` if given, else the shipped one of its architecture."""
+def _closest_tensors(names: Collection[str]) -> str:
+    """ ", and by its tensors X, whose rows have 12 of 15 name patterns", or nothing where no row has any."""
+    if not names:
+        return ""
+    mapping, shared = by_tensors(names, [load(folder() / f"{name}.toml") for name in architectures()])[0]
+    if not shared:
+        return ", and no mapping has a row for any of its tensors"
+    many = f"{shared} of {len(patterns(names))} name patterns"
+    return f", and by its tensors {mapping.architecture}, whose rows have {many}"
+
+
+def mapping_for(
+    config: dict[str, Any], file: Path | None = None, names: Collection[str] = (), *, drop_mtp: bool = False
+) -> Mapping:
+    """The mapping for a model's config.json: ``file`` if given, else the shipped one of its architecture.
+
+    ``names``: the model's HF tensors, where they are known. Raises NotRepresentableError for what Megatron cannot hold
+    (``refused``) and for an unknown architecture, ConfigError where none is named.
+    """
     if file is not None:
         return load(file)
-    names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+    found = config.get("architectures")
+    architecture = found[0] if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str) else None
+    refuse(config, names, mapped=architecture in architectures(), drop_mtp=drop_mtp)
+    if architecture is None:
         raise ConfigError(
-            f"'architectures' is {names!r}; exactly one name is needed to choose a mapping file",
+            f"'architectures' is {found!r}; exactly one name is needed to choose a mapping file",
             where="config.json: architectures",
             next_step="correct config.json, or pass --mapping FILE",
         )
-    return load(file_of(names[0]))
+    return load(file_of(architecture, names))
 
 
 def load(file: Path) -> Mapping:

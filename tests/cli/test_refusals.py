@@ -115,9 +115,9 @@ FROM_HF: dict[str, tuple[Harm, int, list[str]]] = {
         ["config.json cannot be read"],
     ),
     "an unknown architecture": (
-        config(architectures=["Qwen3MoeForCausalLM"]),
+        config(architectures=["Qwen3XForCausalLM"]),
         10,
-        ["no mapping file for the architecture 'Qwen3MoeForCausalLM'; the closest known one is Qwen3ForCausalLM"],
+        ["no mapping file for the architecture 'Qwen3XForCausalLM'; the closest known one is Qwen3"],
     ),
     "no architecture": (config(architectures=None), 5, ["'architectures' is None", "--mapping FILE"]),
     "two architectures": (config(architectures=["A", "B"]), 5, ["'architectures' is ['A', 'B']; exactly one name"]),

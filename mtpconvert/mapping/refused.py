@@ -1,0 +1,155 @@
+"""What Megatron-Core cannot hold, as data: families by architecture and model type, draft parts by tensor names.
+
+A family is refused as long as no mapping file of its architecture is there. Architectures and model types:
+transformers 5.24 ``models/*/configuration_*.py``, vLLM's and SGLang's registries. That a module is missing from
+megatron-core was looked up in 0.16.1 and 0.19.2 (``transformer/``, ``models/gpt``, ``ssm``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """``tensors``: regular expressions for the names that show it. ``by_tensors``: recognised by them alone, where
+    each matches some tensor. ``draft``: a draft model of its own, without a trunk. ``mtp``: only the MTP part is at
+    fault. ``keys``: config keys that no other kind of model has."""
+
+    what: str
+    reason: str
+    architectures: tuple[str, ...] = ()
+    model_types: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    by_tensors: bool = False
+    draft: bool = False
+    mtp: bool = False
+
+
+_PARALLEL = "its heads all read one trunk state; Megatron's MTP layers run one after another"
+_HYPER = "stock megatron-core has no module for hyper-connections, several residual streams between the layers"
+_SANDWICH = "stock megatron-core has no module for sandwich norms, a norm after attention or MLP before the residual"
+_POST = "stock megatron-core has no layer that is normed after attention and MLP instead of before"
+_WIDE = "stock megatron-core has no q and k norms over all heads at once, only per head"
+_HC = r"\.(?:attn_hc|ffn_hc|hc_attn\w*|hc_ffn\w*|hc_head\w*|\w*hyper_connection\w*)\b"
+_LINEAR = "stock megatron-core's GPTModel has no such linear-attention layers"
+
+# Recognised by names, in this order, where no family is recognised first.
+DRAFTS = (
+    Refused(
+        "an EAGLE-3 draft model",
+        "it reads three trunk states through a projection of its own and has a smaller vocabulary of its own;"
+        " Megatron's MTP layer reads the last state and shares the head",
+        architectures=("*Eagle3*", "Eagle3*", "Peagle*"), model_types=("eagle3",),
+        tensors=(r"^(?:model\.)?midlayer\.|^d2t$|^t2d$",), by_tensors=True, draft=True,
+    ),
+    Refused(
+        "an EAGLE-1 or EAGLE-2 draft model",
+        "it is a separate model with its own projection and no norms of embedding and hidden state; Megatron's MTP"
+        " layer is part of its trunk and needs both norms",
+        architectures=("Eagle*", "*Eagle", "*EagleModel"), model_types=("eagle",),
+        tensors=(r"^fc\.weight$", r"^layers\.\d+\."), by_tensors=True, draft=True,
+    ),
+    Refused(
+        "Medusa heads", _PARALLEL,
+        architectures=("Medusa*",), model_types=("medusa",), keys=("medusa_num_heads", "num_medusa_heads"),
+        tensors=(r"^(?:\w*medusa\w*\.)?\d+\.\d+\.(?:linear\.)?(?:weight|bias)$",), by_tensors=True, draft=True,
+    ),
+    Refused(
+        "parallel prediction heads (Meta's multi-token prediction, Nemotron-Parse)", _PARALLEL,
+        keys=("n_future_tokens",), tensors=(r"(?:^|\.)extra_heads\.\d+\.",), by_tensors=True, draft=True,
+    ),
+    Refused(
+        "a Gemma 4 assistant",
+        "it is a draft model that attends to the keys and values of its target; Megatron's MTP layer has its own",
+        architectures=("Gemma4*Assistant*",), model_types=("gemma4_assistant", "gemma4_unified_assistant"),
+        tensors=(r"(?:^|\.)pre_projection\.weight$", r"(?:^|\.)post_projection\.weight$"), by_tensors=True, draft=True,
+    ),
+    Refused(
+        "a speculators draft model",
+        "it is a separate model that its own runtime joins to a target; Megatron's MTP layers are part of their trunk",
+        keys=("speculators_model_type",), draft=True,
+    ),
+    Refused(
+        "DSpark draft stages",
+        "they are stages with a Markov head of their own; Megatron's MTP layers share the trunk's head",
+        tensors=(r"(?:^|\.)mtp_dspark\.|\.markov_head\.",), by_tensors=True, mtp=True,
+    ),
+    Refused(
+        "MTP layers with an output head of their own (Step-3.5, Step-3.7, Step5)",
+        "Megatron's MTP layers share the trunk's output layer and have nowhere to keep a trained head for each",
+        architectures=("Step3p5*", "Step3p7*", "Step5*"), model_types=("step3p5", "step3p7", "step5*"),
+        tensors=(r"\.shared_head\.output\.weight$",), by_tensors=True, mtp=True,
+    ),
+    Refused(
+        "MTP layers with an embedding of their own (dots3_note, LongCat-Flash)",
+        "Megatron's MTP layers share the trunk's embedding and have nowhere to keep another",
+        architectures=("Dots3Note*", "Longcat*"), model_types=("dots3_note*", "longcat_flash*"),
+        tensors=(r"(?:^|\.)mtp\.embed_tokens\.weight$",), by_tensors=True, mtp=True,
+    ),
+    Refused(
+        "ERNIE-4.5's MTP layer",
+        "it reads the trunk's state before the final norm and has no final norm of its own; Megatron's reads the state"
+        " after it and has its own",
+        architectures=("Ernie4_5_Moe*", "Ernie4_5_MoE*", "Ernie4_5_VLMoe*"),
+        model_types=("ernie4_5_moe", "ernie4_5_vl_moe"),
+        tensors=(r"(?:^|\.)mtp_(?:emb_norm|hidden_norm|linear_proj|block)\.\d+\.",), by_tensors=True, mtp=True,
+    ),
+    Refused(
+        "an MTP layer with two projections (DeepSeek-V4, Qwen4-exp)",
+        "it adds two projections of several residual streams; Megatron's MTP layer joins its inputs in one projection",
+        tensors=(r"(?:^|\.)mtp\.(?:\d+\.(?:e_proj|h_proj)|fc_embedding|fc_hidden)\.",), by_tensors=True, mtp=True,
+    ),
+)  # fmt: skip
+
+# Recognised by architecture or model type, as long as no mapping file of the architecture is there.
+FAMILIES = (
+    *(entry for entry in DRAFTS if entry.architectures or entry.model_types or entry.keys),
+    Refused("DeepSeek-V4", _HYPER, ("DeepseekV4*",), ("deepseek_v4",), (_HC,)),
+    Refused("Qwen4-exp", _HYPER, ("Qwen4Exp*",), ("qwen4_exp*",), (_HC,)),
+    Refused(
+        "GLM-5-next", f"{_HYPER}, and none for KDA linear attention",
+        ("Glm5Next*",), ("glm5_next*",), (_HC,),
+    ),
+    Refused("HY-V4", _HYPER, ("HYV4*",), ("hy_v4*",), (_HC,)),
+    Refused(
+        "Kimi-K3 and Kimi-Linear", "stock megatron-core has no KDA linear-attention layer",
+        ("KimiK3*", "KimiLinear*"), ("kimi_k3*", "kimi_linear"),
+        (r"\.(?:kda\w*|linear_attn|\w_conv1d|A_log|dt_bias)\b",),
+    ),
+    Refused(
+        "Inkling",
+        "stock megatron-core has no layer with short convolutions, and its MTP layer norms no embedding twice",
+        ("Inkling*",), ("inkling*",), (r"\.(?:w13_dn|wq_du|chain_norm|embed_norm|\w*conv\w*)\b",),
+    ),
+    Refused(
+        "Nemotron-H and Nemotron-3", "they are hybrid Mamba models, which this tool does not support yet",
+        ("NemotronH*",), ("nemotron_h*",),
+        (r"^(?:\w+\.)*backbone\.layers\.\d+\.mixer\.|(?:^|\.)mtp\.layers\.\d+\.mixer\.",),
+    ),
+    Refused("Ling 2.5 to 3.0", _LINEAR, ("BailingHybrid*", "BailingMoeV2_5*", "BailingMoeV3*"), ("bailing_hybrid",)),
+    Refused(
+        "MiniMax-M3", "stock megatron-core has no attention with MiniMax's sparse index",
+        ("MiniMaxM3*",), ("minimax_m3*",), (r"\.index_[qk]_proj\.",),
+    ),
+    Refused("Gemma 2 and 3", _SANDWICH, ("Gemma2*", "Gemma3For*"), ("gemma2", "gemma3", "gemma3_text"),
+            (r"\.(?:pre|post)_feedforward_layernorm\.",)),
+    Refused("Gemma 4 and 3n", f"{_SANDWICH}, nor for per-layer embeddings", ("Gemma4*", "Gemma3n*"),
+            ("gemma4*", "gemma3n*"), (r"per_layer|\.(?:pre|post)_feedforward_layernorm\.",)),
+    Refused("GLM-4 and GLM-OCR", _SANDWICH, ("Glm4ForCausalLM", "GlmOcr*"), ("glm4", "glm_ocr*"),
+            (r"\.post_(?:self_attn|mlp)_layernorm\.",)),
+    Refused("openPangu-Ultra-MoE", _SANDWICH, ("Pangu*", "OpenPangu*"), ("pangu_ultra_moe",),
+            (r"\.(?:pre|post)_mlp_layernorm\.",)),
+    Refused("OLMo 2 and 3", f"{_POST}, and {_WIDE.removeprefix('stock megatron-core has ')}", ("Olmo2*", "Olmo3*"),
+            ("olmo2", "olmo3"), (r"\.post_feedforward_layernorm\.|\.self_attn\.[qk]_norm\.",)),
+    Refused("OLMoE", _WIDE, ("Olmoe*",), ("olmoe",), (r"\.self_attn\.[qk]_norm\.",)),
+    Refused("EXAONE 4 and 4.5", _POST, ("Exaone4*",), ("exaone4*",), (r"\.post_feedforward_layernorm\.",)),
+    Refused("MiniMax-M2", _WIDE, ("MiniMaxM2*",), ("minimax_m2",), (r"\.self_attn\.[qk]_norm\.",)),
+    Refused(
+        "MiMo-V2-Flash",
+        "stock megatron-core has no attention whose value heads have another size than the query heads, and no scale of"
+        " values",
+        ("MiMoV2*",), ("mimo_v2*",), (r"\.self_attn\.(?:v_proj|qkv_proj)\.weight$|\.attention_sink_bias$",),
+    ),
+)  # fmt: skip
