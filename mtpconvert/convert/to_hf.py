@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.convert.arguments import check_arguments
-from mtpconvert.convert.assets import ASIDE, SCALES, checked_side_files, copy_side_files, room_for, room_for_side_files
-from mtpconvert.convert.configs import REMOVED, change_config, read_config
-from mtpconvert.convert.encoding_writer import EncodingWriter
+from mtpconvert.convert.assets import ASIDE, checked_side_files, copy_side_files, room_for, room_for_side_files
+from mtpconvert.convert.configs import change_config, read_config
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import nonzero_rows
 from mtpconvert.convert.notes import drop_notes
-from mtpconvert.convert.packings import Packing, packing_of, quantisation, quantisation_paths
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.whole_tensors import copy_tensors
-from mtpconvert.errors import CheckpointError, ConfigError, NotRepresentableError, UsageError, some
+from mtpconvert.errors import CheckpointError, ConfigError, UsageError
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.mapping.dims import Scope
@@ -45,20 +43,15 @@ class ToHf:
     vocab_size: str = "from-config"
     overwrite: bool = False
     mapping: Path | None = None
-    dtype: str = "keep"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Where the HF side's shape comes from. ``folder``: its side files. ``layout``: None without weights.
-
-    ``asides``, ``scales``: readers of the tensors that Megatron has no place for.
-    """
+    """Where the HF side's shape comes from. ``folder``: its side files. ``layout``: None without weights."""
 
     folder: Path
     layout: SafetensorsLayout | None
     asides: SafetensorsReader | None
-    scales: SafetensorsReader | None
 
 
 @dataclass
@@ -70,7 +63,6 @@ class McoreSource:
     config: dict[str, Any]
     mapping: Mapping
     plan: Plan
-    packing: Packing  # of the HF side to be written; plain with --dtype bfloat16
     config_changes: dict[str, Any]
 
 
@@ -87,8 +79,6 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
     listed = None if reference.layout is None else list(reference.layout.inventory())
     mapping = mapping_for(config, options.mapping, listed or (), drop_mtp=options.mtp == "drop")
     changes: dict[str, Any] = {}
-    stored = {} if reference.layout is None else reference.layout.inventory()
-    packing = packing_of(config, stored, str(reference.folder))
     rows = _vocab_rows(reader.inventory(), config, options)
     if rows is not None:
         changes["vocab_size"] = rows
@@ -106,56 +96,7 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
     scope = Scope({**config, **({} if rows is None else {"vocab_size": rows})}, mapping.defaults)
     scope.symbols["mtp_layers"] = len(present_in_mcore(reader.inventory()))
     plan.notes += [*reader.notes, *check_arguments(reader.args, mapping.arguments, scope, where=str(source))]
-    packing = packing.only(plan.hf)
-    if options.dtype == "bfloat16":
-        changes |= _to_bfloat16(plan, packing, config)
-        packing = Packing()
-    elif packing.tensors:
-        _check_encodable(plan, packing, reference)
-    elif quantisation(config) and reference.layout is None:
-        raise CheckpointError(
-            "config.json has a quantization_config, and the reference has no weights that say which tensors it covers",
-            where=str(reference.folder),
-            next_step=f"pass --reference: {_WANTED}; or write bf16 with --dtype bfloat16",
-        )
-    return McoreSource(reader, reference, config, mapping, plan, packing, changes)
-
-
-def _to_bfloat16(plan: Plan, packing: Packing, config: dict[str, Any]) -> dict[str, Any]:
-    """``--dtype bfloat16``: packed tensors stay as Megatron has them, and nothing says that they are packed."""
-    if other := [name for name in packing.tensors if plan.hf[name].dtype != "BF16"]:
-        raise NotRepresentableError(
-            f"{some(other)} are {plan.hf[other[0]].dtype} in Megatron, and no value is cast here",
-            next_step="save the Megatron checkpoint in bf16",
-        )
-    if packing.tensors:
-        plan.notes.append(f"{len(packing.tensors):,} tensors that the reference packs are written as bf16, without scales")
-    removed = [path for path in quantisation_paths(config)]
-    plan.notes += [f"config.json: {path} is removed" for path in removed]
-    return dict.fromkeys(removed, REMOVED)
-
-
-def _check_encodable(plan: Plan, packing: Packing, reference: Reference) -> None:
-    bfloat16 = "write bf16 with --dtype bfloat16"
-    if packing.kind != "fp8_block":
-        raise NotRepresentableError(
-            f"the reference packs {len(packing.tensors)} tensors as {packing.kind}, which only the way to bf16 exists for",
-            where=str(reference.folder),
-            next_step=bfloat16,
-        )
-    if other := [name for name in packing.tensors if plan.hf[name].dtype != "BF16"]:
-        raise NotRepresentableError(
-            f"the reference has FP8 for {some(other)}, Megatron has {plan.hf[other[0]].dtype}; FP8 is made of bf16",
-            where=str(reference.folder),
-            next_step="save the Megatron checkpoint in bf16",
-        )
-    kept = {} if reference.scales is None else reference.scales.inventory()
-    if lost := [one.scales.name for one in packing.tensors.values() if kept.get(one.scales.name) != one.scales]:
-        raise CheckpointError(
-            f"the reference lists {len(lost)} scales and no longer holds them: {some(lost)}",
-            where=str(reference.folder),
-            next_step=f"pass --reference with the original Hugging Face directory, or {bfloat16}",
-        )
+    return McoreSource(reader, reference, config, mapping, plan, changes)
 
 
 def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) -> Conversion:
@@ -164,9 +105,7 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
     opened = open_source(source, options)
     refuse_overlap(target, opened.reference.folder, inside=False)
     plan, reader = opened.plan, opened.reader
-    packing = opened.packing
-    plain = {name: spec for name, spec in plan.hf.items() if name not in packing.tensors}
-    wanted = {**plain, **packing.stored(plan.hf), **_aside_specs(opened)}
+    wanted = {**plan.hf, **_aside_specs(opened)}
     layout = _layout(opened, wanted, options)
     folder = opened.reference.folder
     side_files = checked_side_files(folder)
@@ -174,23 +113,17 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
         *plan.notes,
         *drop_notes(plan),
         *_padding_notes(plan, reader),
-        *_dtype_notes(plain, opened.reference.layout),
+        *_dtype_notes(plan, opened.reference.layout),
     ]
     needed = room_for(shard.header.end for shard in layout.shards) + room_for_side_files(folder, side_files)
     needed += 0 if layout.index is None else room_for([len(layout.index.raw)])
     with staged(target, overwrite=options.overwrite, needed=needed) as staging:
-        files = SafetensorsWriter(staging.path, layout)
-        writer: SafetensorsWriter | EncodingWriter = files
-        if packing.tensors:
-            assert opened.reference.scales is not None  # _check_encodable
-            writer = EncodingWriter(files, packing, opened.reference.scales)
+        writer = SafetensorsWriter(staging.path, layout)
         writer.create()
-        moved = execute(plan, reader, writer, callbacks.start(sum(spec.nbytes for spec in plan.hf.values())))
+        moved = execute(plan, reader, writer, callbacks.start(layout.total_size))
         if opened.reference.asides is not None:
-            copy_tensors(opened.reference.asides, files, plan.asides)
+            copy_tensors(opened.reference.asides, writer, plan.asides)
         writer.commit()
-        if isinstance(writer, EncodingWriter):
-            notes += writer.requantised.notes()
         copy_side_files(folder, staging.path, side_files)
         if opened.config_changes:
             change_config(staging.path, opened.config_changes)
@@ -214,16 +147,14 @@ def _reference(given: Path | None, assets: Path | None, source: Path) -> Referen
     if not (folder / "config.json").is_file():
         raise ConfigError("there is no config.json in the reference", where=str(folder), next_step=f"give {_WANTED}")
     if (folder / HEADERS).is_dir():
-        asides, scales = (
-            SafetensorsReader(folder / own) if (folder / own).is_dir() else None for own in (ASIDE, SCALES)
-        )
-        return Reference(folder, load_layout(folder / HEADERS), asides, scales)
+        aside = folder / ASIDE
+        return Reference(folder, load_layout(folder / HEADERS), SafetensorsReader(aside) if aside.is_dir() else None)
     names = [entry.name for entry in folder.iterdir()]
     if any(".safetensors" in name for name in names):
         detect(folder)  # refuses pointer files, missing config and the like by name
         reader = SafetensorsReader(folder)
-        return Reference(folder, reader.layout, reader, reader)
-    return Reference(folder, None, None, None)
+        return Reference(folder, reader.layout, reader)
+    return Reference(folder, None, None)
 
 
 def _given_reference(given: Path) -> Path:
@@ -286,12 +217,12 @@ def _padding_notes(plan: Plan, reader: TorchDistReader) -> list[str]:
     return notes
 
 
-def _dtype_notes(written: Inventory, layout: SafetensorsLayout | None) -> list[str]:
+def _dtype_notes(plan: Plan, layout: SafetensorsLayout | None) -> list[str]:
     if layout is None:
         return []
     before = layout.inventory()
     changed: dict[str, int] = {}
-    for name, spec in written.items():
+    for name, spec in plan.hf.items():
         if name in before and before[name].dtype != spec.dtype:
             change = f"{before[name].dtype} in the reference, {spec.dtype} in Megatron"
             changed[change] = changed.get(change, 0) + 1
