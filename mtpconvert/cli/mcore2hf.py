@@ -26,6 +26,13 @@ from mtpconvert.convert.to_hf import mcore2hf as convert
     show_default=True,
     help="from-megatron keeps all of Megatron's rows and rewrites vocab_size in config.json.",
 )
+@click.option(
+    "--dtype",
+    type=click.Choice(["keep", "bfloat16"]),
+    default="keep",
+    show_default=True,
+    help="bfloat16 writes what the reference packs (FP8) as bf16 and removes quantization_config.",
+)
 @conversion_options
 def mcore2hf(
     src: Path,
@@ -33,6 +40,7 @@ def mcore2hf(
     reference: Path | None,
     max_shard_size: str | None,
     vocab_size: str,
+    dtype: str,
     mtp: str,
     audit_level: str,
     overwrite: bool,
@@ -47,6 +55,7 @@ def mcore2hf(
         vocab_size=vocab_size,
         overwrite=overwrite,
         mapping=mapping,
+        dtype=dtype,
     )
     requests = [DROP_MTP] * (mtp == "drop") + [ALL_ROWS] * (vocab_size == "from-megatron")
 

@@ -32,7 +32,7 @@ def run_conversion(
     print_notes(result.notes)
     click.echo(f"{result.target}: {size(result.moved.written)} in {seconds:.1f} s")
     for key, value in result.config_changes.items():
-        click.echo(f"config.json changed: {key} = {value!r}")
+        click.echo(f"config.json changed: {key} {'removed' if value is None else f'= {value!r}'}")
     if result.audit is not None:
         click.echo("audit: pass")
         for reason, count in _accepted(result.audit).items():

@@ -1,7 +1,7 @@
 """Side files: everything of a Hugging Face directory that is no weight, carried byte for byte through ``hf_assets/``.
 
 hf_assets/                  the source's files as they are: config.json, tokenizer, remote code, licence, index
-hf_assets/mtpconvert/       ours: shard headers, tensors set aside, manifest.json; never part of a restored directory
+hf_assets/mtpconvert/       ours: shard headers, tensors set aside, FP8 scales, manifest.json; never restored as files
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mtpconvert.stores.detect import HEADERS
 
 OWN = HEADERS.partition("/")[0]
 ASIDE = f"{OWN}/aside"
+SCALES = f"{OWN}/scales"  # of block-scaled FP8 weights
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ckpt", ".npz",
     ".distcp",

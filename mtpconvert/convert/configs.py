@@ -44,22 +44,44 @@ def change_config(folder: Path, changes: Mapping[str, Any]) -> None:
 
 
 def with_values(text: str, changes: Mapping[str, Any]) -> str:
-    """``text`` of a config.json with the value of each dotted key replaced; everything else stays byte for byte.
+    """``text`` of a config.json with the value of each dotted key replaced, or the key removed where the new value is
+    None; everything else stays byte for byte.
 
     A key that is not there is added as the first of its object. Raises ConfigError for a parent that is no object.
     """
     for key, value in changes.items():
-        text = _with_value(text, key.split("."), json.dumps(value))
+        path = key.split(".")
+        text = _without(text, path) if value is None else _with_value(text, path, json.dumps(value))
     return text
 
 
-def _with_value(text: str, path: list[str], value: str) -> str:
+def _object_of(text: str, path: list[str]) -> int:
+    """Where the object begins that the last key of ``path`` stands in."""
     begin = text.index("{")
     for depth, part in enumerate(path[:-1]):
         found = _find(text, begin + 1, part)
         if found is None or text[found[0]] != "{":
             raise ConfigError(f"config.json has no object '{'.'.join(path[: depth + 1])}'", where=".".join(path))
         begin = found[0]
+    return begin
+
+
+def _without(text: str, path: list[str]) -> str:
+    """``text`` without every entry of that key, each with the comma that it no longer needs."""
+    begin = _object_of(text, path)
+    while (found := _find(text, begin + 1, path[-1])) is not None:
+        start = text.rindex(json.dumps(path[-1]), begin, found[0])
+        after = _SPACE.match(text, found[1])
+        assert after is not None  # the pattern matches the empty string
+        if text[after.end()] == ",":
+            text = text[:start] + text[_skip(text, after.end()) :]
+        else:
+            text = text[:start].rstrip(" \t\r\n,") + text[found[1] :]
+    return text
+
+
+def _with_value(text: str, path: list[str], value: str) -> str:
+    begin = _object_of(text, path)
     found = _find(text, begin + 1, path[-1])
     if found is not None:
         return text[: found[0]] + value + text[found[1] :]

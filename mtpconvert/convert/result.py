@@ -21,7 +21,7 @@ class Conversion:
     plan: Plan
     moved: Moved
     launch_flags: list[str] = field(default_factory=list)  # hf2mcore: flags that checkpoint args do not restore
-    config_changes: dict[str, Any] = field(default_factory=dict)  # dotted key of config.json -> its new value
+    config_changes: dict[str, Any] = field(default_factory=dict)  # dotted key -> its new value, None: removed
     notes: list[str] = field(default_factory=list)
     audit: Any = None  # what the gate returned
 

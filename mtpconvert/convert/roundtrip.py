@@ -15,9 +15,10 @@ from pathlib import Path
 
 from mtpconvert.convert.chunking import chunk_boxes
 from mtpconvert.convert.copies import compare_copies
+from mtpconvert.convert.encoding_writer import EncodingWriter
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import windows
-from mtpconvert.convert.to_mcore import ToMcore, is_stacked, open_source
+from mtpconvert.convert.to_mcore import HfSource, ToMcore, is_stacked, open_source
 from mtpconvert.errors import CheckpointError
 from mtpconvert.mapping.plan import Plan
 from mtpconvert.stores.base import Reader
@@ -56,12 +57,14 @@ def roundtrip(source: Path, mapping: Path | None, start: Callable[[int], Advance
     for name, members in groups.items():
         part = _part(opened.plan, members)
         with tempfile.TemporaryDirectory(prefix="mtpconvert-roundtrip-") as folder:
-            back = _there_and_back(part, opened.reader, Path(folder), name)
-            for tensor, spec in part.hf.items():
-                _compare(opened.reader, back, tensor, DTYPE_BITS[spec.dtype] // 8)
-                advance(spec.nbytes, tensor)
+            back = _there_and_back(part, opened, Path(folder), name)
+            before = opened.files if opened.packing.kind == "fp8_block" else opened.reader
+            for tensor, spec in back.inventory().items():
+                _compare(before, back, tensor, DTYPE_BITS[spec.dtype] // 8)
                 tensors += 1
                 nbytes += spec.nbytes
+            for tensor, spec in part.hf.items():
+                advance(spec.nbytes, tensor)
     return RoundTrip(opened.plan, len(groups), tensors, nbytes)
 
 
@@ -94,7 +97,7 @@ def _part(plan: Plan, members: set[str]) -> Plan:
     )
 
 
-def _there_and_back(part: Plan, reader: Reader, folder: Path, group: str) -> SafetensorsReader:
+def _there_and_back(part: Plan, opened: HfSource, folder: Path, group: str) -> SafetensorsReader:
     there = folder / "megatron"
     there.mkdir()
     writer = TorchDistWriter(
@@ -106,10 +109,12 @@ def _there_and_back(part: Plan, reader: Reader, folder: Path, group: str) -> Saf
     )
     with closing(writer):
         writer.create()
-        execute(part, reader, writer, lambda _count, _name: None)
+        execute(part, opened.reader, writer, lambda _count, _name: None)
         writer.commit()
-    layout = plan_layout(list(part.hf.values()), 1 << 62)
-    back = SafetensorsWriter(folder / "hf", layout)
+    packing = opened.packing.only(part.hf if opened.packing.kind == "fp8_block" else ())
+    specs = {name: spec for name, spec in part.hf.items() if name not in packing.tensors} | packing.stored(part.hf)
+    plain = SafetensorsWriter(folder / "hf", plan_layout(list(specs.values()), 1 << 62))
+    back = EncodingWriter(plain, packing, opened.files) if packing.tensors else plain
     back.create()
     with closing(TorchDistReader(there)) as stored:
         execute(replace(part, direction="mcore2hf"), stored, back, lambda _count, _name: None)

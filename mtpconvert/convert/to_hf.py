@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.convert.arguments import check_arguments
-from mtpconvert.convert.assets import ASIDE, checked_side_files, copy_side_files, room_for, room_for_side_files
+from mtpconvert.convert.assets import checked_side_files, copy_side_files, room_for, room_for_side_files
 from mtpconvert.convert.configs import change_config, read_config
+from mtpconvert.convert.encoding_writer import EncodingWriter
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import nonzero_rows
 from mtpconvert.convert.notes import drop_notes
+from mtpconvert.convert.packings import Packing, packing_of
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
+from mtpconvert.convert.reference import Reference, find_reference
+from mtpconvert.convert.repacking import packing_to_write
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, ConfigError, UsageError
@@ -22,10 +26,9 @@ from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.mtp import present_in_mcore
 from mtpconvert.mapping.plan import Plan, plan_to_hf
-from mtpconvert.stores.detect import ASSETS, HEADERS, detect
+from mtpconvert.stores.detect import detect
 from mtpconvert.stores.safetensors.layout import SafetensorsLayout
 from mtpconvert.stores.safetensors.plan import adapt_layout, parse_size, plan_layout
-from mtpconvert.stores.safetensors.reader import SafetensorsReader, load_layout
 from mtpconvert.stores.safetensors.writer import SafetensorsWriter
 from mtpconvert.stores.torch_dist.reader import TorchDistReader
 from mtpconvert.tensors import Inventory
@@ -43,15 +46,7 @@ class ToHf:
     vocab_size: str = "from-config"
     overwrite: bool = False
     mapping: Path | None = None
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Where the HF side's shape comes from. ``folder``: its side files. ``layout``: None without weights."""
-
-    folder: Path
-    layout: SafetensorsLayout | None
-    asides: SafetensorsReader | None
+    dtype: str = "keep"
 
 
 @dataclass
@@ -63,6 +58,7 @@ class McoreSource:
     config: dict[str, Any]
     mapping: Mapping
     plan: Plan
+    packing: Packing  # of the HF side to be written; plain with --dtype bfloat16
     config_changes: dict[str, Any]
 
 
@@ -74,10 +70,11 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
         raise UsageError(
             f"{source} is no Megatron checkpoint but {found.kind}", next_step="hf2mcore goes the other way"
         )
-    reference = _reference(options.reference, found.assets, source)
+    reference = find_reference(options.reference, found.assets, source)
     reader, config = TorchDistReader(found.iteration_dir), read_config(reference.folder)
-    listed = None if reference.layout is None else list(reference.layout.inventory())
-    mapping = mapping_for(config, options.mapping, listed or (), drop_mtp=options.mtp == "drop")
+    stored = {} if reference.layout is None else reference.layout.inventory()
+    mapping = mapping_for(config, options.mapping, list(stored), drop_mtp=options.mtp == "drop")
+    packing = packing_of(config, stored, str(reference.folder))
     changes: dict[str, Any] = {}
     rows = _vocab_rows(reader.inventory(), config, options)
     if rows is not None:
@@ -86,7 +83,7 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
         mapping,
         config,
         reader.inventory(),
-        reference=listed,
+        reference=None if reference.layout is None else list(packing.decoded(stored)),
         drop_mtp=options.mtp == "drop",
         vocab_rows=rows,
         where=str(found.iteration_dir),
@@ -96,7 +93,9 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
     scope = Scope({**config, **({} if rows is None else {"vocab_size": rows})}, mapping.defaults)
     scope.symbols["mtp_layers"] = len(present_in_mcore(reader.inventory()))
     plan.notes += [*reader.notes, *check_arguments(reader.args, mapping.arguments, scope, where=str(source))]
-    return McoreSource(reader, reference, config, mapping, plan, changes)
+    packing, removed = packing_to_write(plan, packing.only(plan.hf), config, reference, options.dtype)
+    changes |= removed
+    return McoreSource(reader, reference, config, mapping, plan, packing, changes)
 
 
 def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) -> Conversion:
@@ -105,7 +104,9 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
     opened = open_source(source, options)
     refuse_overlap(target, opened.reference.folder, inside=False)
     plan, reader = opened.plan, opened.reader
-    wanted = {**plan.hf, **_aside_specs(opened)}
+    packing = opened.packing
+    plain = {name: spec for name, spec in plan.hf.items() if name not in packing.tensors}
+    wanted = {**plain, **packing.stored(plan.hf), **_aside_specs(opened)}
     layout = _layout(opened, wanted, options)
     folder = opened.reference.folder
     side_files = checked_side_files(folder)
@@ -113,17 +114,23 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
         *plan.notes,
         *drop_notes(plan),
         *_padding_notes(plan, reader),
-        *_dtype_notes(plan, opened.reference.layout),
+        *_dtype_notes(plain, opened.reference.layout),
     ]
     needed = room_for(shard.header.end for shard in layout.shards) + room_for_side_files(folder, side_files)
     needed += 0 if layout.index is None else room_for([len(layout.index.raw)])
     with staged(target, overwrite=options.overwrite, needed=needed) as staging:
-        writer = SafetensorsWriter(staging.path, layout)
+        files = SafetensorsWriter(staging.path, layout)
+        writer: SafetensorsWriter | EncodingWriter = files
+        if packing.tensors:
+            assert opened.reference.scales is not None  # _check_encodable
+            writer = EncodingWriter(files, packing, opened.reference.scales)
         writer.create()
-        moved = execute(plan, reader, writer, callbacks.start(layout.total_size))
+        moved = execute(plan, reader, writer, callbacks.start(sum(spec.nbytes for spec in plan.hf.values())))
         if opened.reference.asides is not None:
-            copy_tensors(opened.reference.asides, writer, plan.asides)
+            copy_tensors(opened.reference.asides, files, plan.asides)
         writer.commit()
+        if isinstance(writer, EncodingWriter):
+            notes += writer.requantised.notes()
         copy_side_files(folder, staging.path, side_files)
         if opened.config_changes:
             change_config(staging.path, opened.config_changes)
@@ -131,39 +138,6 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
         audit = callbacks.gate(source, staging.path) if callbacks.gate else None
         staging.publish()
     return Conversion(source, target, plan, moved, [], opened.config_changes, notes, audit)
-
-
-_WANTED = "the HF directory, or the hf2mcore output, that training started from"
-
-
-def _reference(given: Path | None, assets: Path | None, source: Path) -> Reference:
-    folder = assets if given is None else _given_reference(given)
-    if folder is None:
-        raise CheckpointError(
-            "this Megatron checkpoint carries no hf_assets, as every one that training saved",
-            where=str(source),
-            next_step=f"pass --reference: {_WANTED}",
-        )
-    if not (folder / "config.json").is_file():
-        raise ConfigError("there is no config.json in the reference", where=str(folder), next_step=f"give {_WANTED}")
-    if (folder / HEADERS).is_dir():
-        aside = folder / ASIDE
-        return Reference(folder, load_layout(folder / HEADERS), SafetensorsReader(aside) if aside.is_dir() else None)
-    names = [entry.name for entry in folder.iterdir()]
-    if any(".safetensors" in name for name in names):
-        detect(folder)  # refuses pointer files, missing config and the like by name
-        reader = SafetensorsReader(folder)
-        return Reference(folder, reader.layout, reader)
-    return Reference(folder, None, None)
-
-
-def _given_reference(given: Path) -> Path:
-    """The folder with config.json and side files that ``--reference`` names: a Megatron checkpoint has it inside, one
-    of its iterations beside itself."""
-    if not given.is_dir():
-        raise UsageError("the reference is no directory", where=str(given), next_step=f"give {_WANTED}")
-    beside = given.parent / ASSETS if (given / ".metadata").exists() else given
-    return next((folder for folder in (given / ASSETS, beside) if folder.is_dir()), given)
 
 
 def _vocab_rows(source: Inventory, config: dict[str, Any], options: ToHf) -> int | None:
@@ -217,12 +191,12 @@ def _padding_notes(plan: Plan, reader: TorchDistReader) -> list[str]:
     return notes
 
 
-def _dtype_notes(plan: Plan, layout: SafetensorsLayout | None) -> list[str]:
+def _dtype_notes(written: Inventory, layout: SafetensorsLayout | None) -> list[str]:
     if layout is None:
         return []
     before = layout.inventory()
     changed: dict[str, int] = {}
-    for name, spec in plan.hf.items():
+    for name, spec in written.items():
         if name in before and before[name].dtype != spec.dtype:
             change = f"{before[name].dtype} in the reference, {spec.dtype} in Megatron"
             changed[change] = changed.get(change, 0) + 1

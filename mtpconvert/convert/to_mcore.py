@@ -13,6 +13,7 @@ from mtpconvert.convert.arguments import Facts, Plain, launch_flags, megatron_ar
 from mtpconvert.convert.assets import (
     ASIDE,
     OWN,
+    SCALES,
     checked_side_files,
     copy_side_files,
     left_out_notes,
@@ -23,8 +24,10 @@ from mtpconvert.convert.assets import (
 from mtpconvert.convert.chunking import chunk_boxes, file_count
 from mtpconvert.convert.configs import change_config, read_config
 from mtpconvert.convert.copies import compare_copies
+from mtpconvert.convert.decoded_reader import DecodedReader
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.notes import drop_notes
+from mtpconvert.convert.packings import Packing, packing_of
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.whole_tensors import copy_tensors
@@ -39,7 +42,7 @@ from mtpconvert.stores.safetensors.plan import plan_layout, subset_layout
 from mtpconvert.stores.safetensors.reader import SafetensorsReader, save_headers
 from mtpconvert.stores.safetensors.writer import SafetensorsWriter
 from mtpconvert.stores.torch_dist.writer import McoreVersion, Spec, TorchDistWriter
-from mtpconvert.tensors import DTYPE_BITS, Shape
+from mtpconvert.tensors import DTYPE_BITS, Inventory, Shape
 
 _RECORD_OVERHEAD = 2048  # bytes, generously: container around a record and its lines in .metadata
 
@@ -84,10 +87,19 @@ class ToMcore:
 class HfSource:
     """A source read as far as its headers: what ``plan`` shows and ``hf2mcore`` goes on from."""
 
-    reader: SafetensorsReader
+    reader: SafetensorsReader | DecodedReader  # tensors as the mapping sees them
+    files: SafetensorsReader  # tensors as they are stored
+    packing: Packing
     config: dict[str, Any]
     mapping: Mapping
     plan: Plan
+
+    def scales(self) -> Inventory:
+        """The scales to keep: Megatron has no place for them."""
+        packed = self.packing.tensors
+        if self.packing.kind != "fp8_block":
+            return {}
+        return {packed[name].scales.name: packed[name].scales for name in self.plan.hf if name in packed}
 
 
 @no_gc()
@@ -104,8 +116,10 @@ def open_source(source: Path, options: ToMcore) -> HfSource:
             where=str(source / OWN),
             next_step="move it away",
         )
-    reader, config = SafetensorsReader(source), read_config(source)
-    mapping = mapping_for(config, options.mapping, reader.inventory(), drop_mtp=options.mtp == "drop")
+    files, config = SafetensorsReader(source), read_config(source)
+    mapping = mapping_for(config, options.mapping, files.inventory(), drop_mtp=options.mtp == "drop")
+    packing = packing_of(config, files.inventory(), str(source))
+    reader: SafetensorsReader | DecodedReader = files if packing.kind is None else DecodedReader(files, packing)
     multiple = vocab_multiple(options.make_vocab_size_divisible_by, options.tp)
     plan = plan_to_mcore(
         mapping,
@@ -115,15 +129,26 @@ def open_source(source: Path, options: ToMcore) -> HfSource:
         drop_mtp=options.mtp == "drop",
         where=str(source),
     )
-    plan.notes += reader.notes
-    return HfSource(reader, config, mapping, plan)
+    plan.notes += [*files.notes, *packing.notes, *_packing_notes(plan, packing)]
+    return HfSource(reader, files, packing, config, mapping, plan)
+
+
+def _packing_notes(plan: Plan, packing: Packing) -> list[str]:
+    count = sum(name in packing.tensors for name in plan.hf)
+    if packing.kind == "fp8_block":
+        assert packing.blocks is not None
+        size = f"{packing.blocks.rows} x {packing.blocks.columns}"
+        return [f"{count:,} tensors are FP8 in blocks of {size}: decoded to bf16, their scales kept in {ASSETS}"]
+    return [f"{count:,} tensors are MXFP4: decoded to bf16, exactly"] if packing.kind else []
 
 
 def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks) -> Conversion:
     """Convert ``source`` into ``target``, which Megatron-LM's ``--load`` reads. Raises MtpConvertError."""
     refuse_overlap(target, source, inside=False)
     opened = open_source(source, options)
-    plan, reader = opened.plan, opened.reader
+    plan, reader, files = opened.plan, opened.reader, opened.files
+    if isinstance(reader, DecodedReader):
+        reader.check_scales()
     arguments = _arguments(opened, options)
     changes = _config_changes(plan, options)
     side_files = checked_side_files(source)
@@ -136,8 +161,9 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
     ]
     boxes = chunk_boxes(plan)
     needed = plan.nbytes + _fill_bytes(plan) + _RECORD_OVERHEAD * sum(map(len, boxes.values())) + _aside_bytes(plan)
-    needed += room_for(len(shard.header.raw) for shard in reader.shards) + room_for_side_files(source, side_files)
-    needed += room_for([0] * 10) + (0 if reader.index_bytes is None else 2 * room_for([len(reader.index_bytes)]))
+    needed += room_for(len(shard.header.raw) for shard in files.shards) + room_for_side_files(source, side_files)
+    needed += room_for([0] * 10) + (0 if files.index_bytes is None else 2 * room_for([len(files.index_bytes)]))
+    needed += sum(spec.nbytes for spec in opened.scales().values())
     with staged(target, overwrite=options.overwrite, needed=needed) as staging:
         folder = staging.path / options.iteration_folder
         folder.mkdir()
@@ -217,20 +243,23 @@ def _aside_bytes(plan: Plan) -> int:
 
 def _write_assets(opened: HfSource, side_files: list[Path], assets: Path, changes: dict[str, Any]) -> None:
     """Side files, the layout of the shards, and the tensors that Megatron has no place for."""
-    plan, reader = opened.plan, opened.reader
+    plan, files, scales = opened.plan, opened.files, opened.scales()
     assets.mkdir()
-    copy_side_files(reader.root, assets, side_files)
+    copy_side_files(files.root, assets, side_files)
     if changes:
         change_config(assets, changes)
-    layout = subset_layout(reader.layout, set(plan.hf)) if plan.dropped else reader.layout
+    layout = files.layout
+    if plan.dropped:
+        layout = subset_layout(layout, {*plan.hf, *opened.packing.stored(plan.hf)} & set(files.inventory()))
     save_headers(layout, assets / HEADERS)
     if layout.index is not None:
         (assets / layout.index.name).write_bytes(layout.index.raw)
-    if plan.asides:
-        aside = SafetensorsWriter(assets / ASIDE, plan_layout([plan.hf[name] for name in plan.asides], 1 << 40))
-        aside.create()
-        copy_tensors(reader, aside, plan.asides)
-        aside.commit()
+    for folder, kept in ((ASIDE, {name: plan.hf[name] for name in plan.asides}), (SCALES, scales)):
+        if kept:
+            writer = SafetensorsWriter(assets / folder, plan_layout(list(kept.values()), 1 << 40))
+            writer.create()
+            copy_tensors(files, writer, kept)
+            writer.commit()
     write_manifest(
         assets,
         {
@@ -239,6 +268,7 @@ def _write_assets(opened: HfSource, side_files: list[Path], assets: Path, change
             "architecture": plan.architecture,
             "mapping": plan.mapping_file,
             "plan_sha256": plan.digest(),
+            "packing": opened.packing.kind,
             "config_changes": changes,
         },
     )

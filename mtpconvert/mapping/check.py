@@ -24,7 +24,6 @@ def hf_source(expansion: Expansion, source: Inventory, trunk_layers: int, where:
     Raises MtpLostError where the tensors at fault are MTP's, UnmappedTensorError otherwise, CheckpointError for shapes.
     """
     optional = {name: entry for name, (entry, _) in [*expansion.aliases.items(), *expansion.asides.items()]}
-    _refuse_block_quantised(source, where)
     _names(expansion.hf, optional, source, where, lambda name: looks_like_mtp(name, trunk_layers))
     _shapes({**expansion.hf, **optional}, source, where)
 
@@ -33,17 +32,6 @@ def mcore_source(expansion: Expansion, source: Inventory, where: str) -> None:
     """The same for a Megatron source."""
     _names(expansion.mcore, {}, source, where, lambda name: name.startswith(MCORE_MTP))
     _shapes(expansion.mcore, source, where)
-
-
-def _refuse_block_quantised(source: Inventory, where: str) -> None:
-    """FP8 blocks and their scales are a codec's work; until there is one such a source is refused by name."""
-    found = [name for name, spec in source.items() if spec.dtype.startswith("F8_") or name.endswith("_scale_inv")]
-    if found:
-        raise CheckpointError(
-            f"{len(found)} tensors are block-scaled FP8 or scales of it: {some(found, 3)}",
-            where=where,
-            next_step="FP8 sources are not supported yet: convert the checkpoint to bf16 first, MTP tensors included",
-        )
 
 
 def _names(
