@@ -12,20 +12,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mtpconvert.errors import ConfigError, NotRepresentableError
+from mtpconvert.convert import argument_moe
+from mtpconvert.convert.argument_refusal import refuse
+from mtpconvert.errors import ConfigError
 from mtpconvert.mapping.dims import Scope
 
 DEFAULT_THETA = 10000.0  # transformers modeling_rope_utils.py:RotaryEmbeddingConfigMixin.default_theta
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
-
-
-def refuse(key: str, value: Any, why: str) -> NotRepresentableError:
-    """The error for a config value that the mapping's Megatron model cannot have."""
-    return NotRepresentableError(
-        f"config.json says {key} = {value!r}: {why}",
-        where=f"config.json: {key}",
-        next_step="this model cannot run in stock Megatron-Core; converting its weights alone would hide that",
-    )
 
 
 def _rope_table(scope: Scope) -> dict[str, Any]:
@@ -225,40 +218,6 @@ def sliding_window(scope: Scope) -> dict[str, Any]:
     return {"window_size": (int(window) - 1, 0), "window_attn_skip_freq": slides} if any(slides) else none
 
 
-def router_groups(scope: Scope) -> dict[str, Any]:
-    """``moe_router_num_groups`` and ``moe_router_group_topk``; None where every group is chosen anyway.
-
-    transformers ranks groups by their two best experts, Megatron by their ``topk // group_topk`` best
-    (``moe_utils.py:group_limited_topk``); they agree where that is two.
-    """
-    groups, chosen = scope.value("n_group"), scope.value("topk_group")
-    topk = scope.integer("num_experts_per_tok")
-    if topk < 2:
-        raise refuse("num_experts_per_tok", topk, "Megatron does not normalise the weight of a single expert")
-    if not groups or groups == chosen:
-        return {"moe_router_num_groups": None, "moe_router_group_topk": None}
-    if not chosen or topk // chosen != 2:
-        why = f"Megatron ranks groups by num_experts_per_tok // topk_group experts, the model by 2 (topk is {topk})"
-        raise refuse("topk_group", chosen, why)
-    return {"moe_router_num_groups": int(groups), "moe_router_group_topk": int(chosen)}
-
-
-def moe_layers(scope: Scope) -> dict[str, Any]:
-    """``moe_layer_freq`` as a list, 1 for a layer with experts: from ``first_k_dense_replace`` on every N-th.
-
-    deepseek-ai ``modeling_deepseek.py:DeepseekV3DecoderLayer``; transformers has no ``moe_layer_freq`` and takes N = 1.
-    An MTP layer is what the last decoder layer is (``gpt_layer_specs.py:get_gpt_mtp_block_spec``), in transformers
-    always one with experts (``configuration_utils.py:get_mtp_config``).
-    """
-    layers, dense = scope.integer("num_hidden_layers"), scope.integer("first_k_dense_replace")
-    every = scope.value("moe_layer_freq") or 1
-    pattern = [int(layer >= dense and layer % every == 0) for layer in range(layers)]
-    if scope.symbols.get("mtp_layers") and not pattern[-1]:
-        raise refuse("first_k_dense_replace", dense, "the last layer has no experts, so no MTP layer of Megatron has")
-    return {"moe_layer_freq": pattern}
-
-
 FUNCTIONS: dict[str, Callable[[Scope], dict[str, Any]]] = {
-    function.__name__: function
-    for function in (rope, partial_rope, mla_rope, sliding_window, router_groups, moe_layers)
+    function.__name__: function for function in (rope, partial_rope, mla_rope, sliding_window, *argument_moe.FUNCTIONS)
 }

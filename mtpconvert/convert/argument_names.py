@@ -135,6 +135,7 @@ DECIDED: tuple[tuple[str, ...], ...] = (
     ("moe_router_num_groups",),
     ("moe_router_group_topk",),
     ("moe_router_score_function",),
+    ("moe_router_pre_softmax",),
     ("moe_router_enable_expert_bias",),
     ("moe_router_topk_scaling_factor",),
     ("mtp_num_layers",),

@@ -21,8 +21,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mtpconvert.convert.argument_functions import FUNCTIONS, refuse
+from mtpconvert.convert.argument_functions import FUNCTIONS
 from mtpconvert.convert.argument_names import GPT_MODEL, Plain
+from mtpconvert.convert.argument_refusal import refuse
 from mtpconvert.errors import ConfigError, MappingError
 from mtpconvert.mapping.dims import Scope, check_expression, evaluate
 

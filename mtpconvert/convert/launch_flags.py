@@ -69,6 +69,7 @@ NOT_RESTORED: dict[str, str] = {
     ),
     "window_size": "--window-size",
     "window_attn_skip_freq": "--window-attn-skip-freq",
+    "moe_shared_expert_gate": "--moe-shared-expert-gate?",
     "moe_router_num_groups": "--moe-router-num-groups",
     "moe_router_group_topk": "--moe-router-group-topk",
     "moe_router_dtype": "--moe-router-dtype",

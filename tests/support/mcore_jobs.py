@@ -1,12 +1,13 @@
 """What the tests have the real megatron-core do in processes of its own (``mcore_ranks.run``)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tests.support import mcore
+from tests.support import mcore, mcore_cpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -89,3 +90,42 @@ def changed(tensor: torch.Tensor) -> torch.Tensor:
 def resave_each(runs: list[dict[str, Any]]) -> list[list[str]]:
     """``resave`` one run after the other, in one world."""
     return [resave(**run) for run in runs]
+
+
+def ask_and_load(directories: dict[str, list[str]]) -> dict[str, list[dict[str, Any]]]:
+    """For each layer spec and each of its iteration directories: a float32 model of the directory's own ``args``.
+
+    "asked": tensor keys and global shapes of the model's real sharded state dict; "stored": those that megatron-core
+    finds in the directory; "nan": tensors that the real load leaves unfilled; "error" in its place if it stops.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+
+    results: dict[str, list[dict[str, Any]]] = {}
+    for spec, folders in directories.items():
+        results[spec] = []
+        for directory in map(Path, folders):
+            model = mcore.model_from_args(mcore.common_state(directory)["args"], spec=spec)
+            with mcore_cpu.quiet():
+                content = dist_checkpointing.load_content_metadata(str(directory)) or {}
+                state = dict(model.sharded_state_dict(metadata=mcore.content_metadata(content)))
+                apply_factories(state)
+                stored = dist_checkpointing.load_tensors_metadata(str(directory))
+            result: dict[str, Any] = {
+                "asked": {n.key: list(n.global_shape) for n in leaves(state) if isinstance(n, ShardedTensor)},
+                "stored": {key: list(tensor.global_shape) for key, tensor in stored.items()},
+            }
+            try:
+                result["nan"] = mcore.load_into(model, directory)
+            except (CheckpointException, RuntimeError) as error:
+                result["error"] = str(error)
+            results[spec].append(result)
+    return results
+
+
+def leaves(node: Any) -> Iterator[Any]:
+    if isinstance(node, dict | list):
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from leaves(child)
+    else:
+        yield node

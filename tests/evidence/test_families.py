@@ -1,0 +1,83 @@
+"""Every family of ``tests/support/family_tables.py`` against transformers' class and the real megatron-core.
+
+Cheap by design: one process with the Transformer Engine stand-in builds and loads all of them.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtpconvert.mapping.catalogue import file_of, load, sample_configs
+from mtpconvert.mapping.dims import Scope
+from mtpconvert.mapping.expand import expand, proven
+from tests.support.family_tables import CASES, ELEMENTS, write_case
+from tests.support.frameworks_convert import to_hf, to_mcore
+from tests.support.mcore_ranks import run
+from tests.support.scratch import scratch
+from tests.support.tiny import sha256_tree
+
+SPECS = ("te", "local")
+
+
+@pytest.fixture(scope="module")
+def folders() -> Iterator[dict[str, Path]]:
+    """Of each case a folder with the source "hf" and its conversions "te" and "local"."""
+    with scratch() as root:
+        made = {name: root / str(number) for number, name in enumerate(CASES)}
+        for name, folder in made.items():
+            write_case(name, folder / "hf")
+            for spec in SPECS:
+                to_mcore(folder / "hf", folder / spec, spec=spec)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def built(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    directories = {spec: [str(folder / spec / "release") for folder in folders.values()] for spec in SPECS}
+    (results,) = run("tests.support.mcore_jobs:ask_and_load", te=True, directories=directories)
+    return {spec: dict(zip(CASES, results[spec], strict=True)) for spec in SPECS}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_has_the_names_and_shapes_of_the_real_model(name: str) -> None:
+    case = CASES[name]
+    config, shapes = case.config(), case.shapes()
+    mapping = load(file_of(case.architecture))
+    scope = Scope(config, mapping.defaults, {"mtp_layers": case.depths})
+    expansion = expand(mapping, scope, scope.integer("vocab_size"), shapes)
+    proven(mapping, expansion)
+    optional = {alias: entry for alias, (entry, _) in expansion.aliases.items() if alias in shapes}
+    assert {entry.name: entry.shape for entry in [*expansion.hf.values(), *optional.values()]} == shapes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_there_and_back(name: str, folders: dict[str, Path]) -> None:
+    """Every element is a bit pattern of its own."""
+    folder = folders[name]
+    for spec in SPECS:
+        to_hf(folder / spec, folder / f"back {spec}")
+        assert sha256_tree(folder / f"back {spec}") == sha256_tree(folder / "hf")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_real_model_asks_for_what_is_written_and_loads_it(
+    name: str, spec: str, built: dict[str, dict[str, Any]]
+) -> None:
+    """The model that megatron-core builds of the written ``args``: keys, shapes, its load."""
+    result = built[spec][name]
+    assert result["asked"] == result["stored"]
+    assert result.get("error", result.get("nan")) == []
+
+
+@pytest.mark.parametrize("architecture", ELEMENTS)
+def test_the_published_size_is_a_bijection_of_as_many_elements_as_its_config_says(architecture: str) -> None:
+    elements, billions = ELEMENTS[architecture]
+    config = sample_configs(architecture)["full"]
+    mapping = load(file_of(architecture))
+    scope = Scope(config, mapping.defaults, {"mtp_layers": config.get("num_nextn_predict_layers", 0)})
+    proof = proven(mapping, expand(mapping, scope, scope.integer("vocab_size"), None))
+    assert proof.elements == elements(config)
+    assert round(proof.elements / 10**9, 1) == billions

@@ -1,0 +1,180 @@
+"""What each family's checkpoints hold, by cases: tensors from transformers' own classes on the meta device, where it
+has one, MTP tensors from the publisher's layout, elements of the published size by arithmetic from its config.
+
+A family is a few lines of ``CASES`` and one of ``ELEMENTS``; its configs are those of ``mappings/configs``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtpconvert.mapping.catalogue import sample_configs
+from tests.support.tiny import _values, write_safetensors
+from tests.support.tiny_families import Shape
+
+Config = dict[str, Any]
+Shapes = dict[str, Shape]
+FLOAT32 = ("e_score_correction_bias", "expert_bias")  # of routers, whatever the other tensors are
+
+
+def transformers_shapes(config: Config) -> Shapes:
+    """Names and shapes that ``save_pretrained`` would write for a new model of this config."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
+
+    from mtpconvert.evidence.transformers_model import quiet_transformers
+
+    with quiet_transformers(), torch.device("meta"):
+        auto: Any = AutoModelForCausalLM
+        model = auto.from_config(AutoConfig.for_model(**config))
+        tensors = revert_weight_conversion(model, dict(model.state_dict()))
+    tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items() if name not in tied}
+
+
+def appended(extras: Callable[[Config], Shapes]) -> Callable[[Config, Shapes, int], Shapes]:
+    """MTP layer ``depth`` as layer L + depth: what the last trunk layer has, and ``extras``."""
+
+    def shapes(config: Config, trunk: Shapes, depth: int) -> Shapes:
+        last, new = (f"model.layers.{config['num_hidden_layers'] - 1 + more}." for more in (0, 1 + depth))
+        layer = {name.removeprefix(last): shape for name, shape in trunk.items() if name.startswith(last)}
+        return {new + name: shape for name, shape in (layer | extras(config)).items()}
+
+    return shapes
+
+
+def deepseek_extras(config: Config) -> Shapes:
+    """deepseek-ai/DeepSeek-V3 README_WEIGHTS.md; GLM took it over, zai-org/GLM-4.5's index."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    return {
+        "enorm.weight": (hidden,),
+        "hnorm.weight": (hidden,),
+        "eh_proj.weight": (hidden, 2 * hidden),
+        "shared_head.norm.weight": (hidden,),
+        "embed_tokens.weight": (vocab, hidden),
+        "shared_head.head.weight": (vocab, hidden),
+    }
+
+
+@dataclass(frozen=True)
+class Case:
+    """``changes`` of the tiny config. ``trunk``: names and shapes; ``mtp``: of MTP layer ``depth``, given them."""
+
+    architecture: str
+    changes: Config = field(default_factory=dict)
+    trunk: Callable[[Config], Shapes] = transformers_shapes
+    mtp: Callable[[Config, Shapes, int], Shapes] | None = None
+    depths: int = 0
+
+    def config(self) -> Config:
+        config = sample_configs(self.architecture)["tiny"] | self.changes
+        return {key: value for key, value in config.items() if value is not ...}
+
+    def shapes(self) -> Shapes:
+        """Every tensor of the checkpoint, MTP's last."""
+        config = self.config()
+        trunk = self.trunk(config)
+        shapes = dict(trunk)
+        for depth in range(self.depths):
+            assert self.mtp is not None
+            shapes |= self.mtp(config, trunk, depth)
+        return shapes
+
+
+CASES: dict[str, Case] = {
+    "Qwen3-MoE": Case("Qwen3MoeForCausalLM"),
+    "Qwen3-MoE, every layer": Case("Qwen3MoeForCausalLM", {"mlp_only_layers": [], "norm_topk_prob": False}),
+    "Qwen3-MoE, every second layer": Case("Qwen3MoeForCausalLM", {"mlp_only_layers": None, "decoder_sparse_step": 2}),
+    "Qwen2-MoE": Case("Qwen2MoeForCausalLM"),
+    "Qwen2-MoE, every layer": Case("Qwen2MoeForCausalLM", {"mlp_only_layers": [], "tie_word_embeddings": True}),
+    "Qwen2-MoE, every third layer": Case(
+        "Qwen2MoeForCausalLM", {"mlp_only_layers": [], "decoder_sparse_step": 3, "norm_topk_prob": True}
+    ),
+    "Mixtral": Case("MixtralForCausalLM"),
+    "DeepSeek-V2": Case("DeepseekV2ForCausalLM"),
+    "DeepSeek-V2, groups": Case(
+        "DeepseekV2ForCausalLM", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+    ),
+    "DeepSeek-V2-Lite": Case("DeepseekV2ForCausalLM", {"q_lora_rank": None}),
+    "Kimi-K2": Case("DeepseekV3ForCausalLM", {"num_nextn_predict_layers": 0, "n_group": 1}),
+    "Moonlight": Case("DeepseekV3ForCausalLM", {"num_nextn_predict_layers": 0, "n_group": 1, "q_lora_rank": None}),
+    "GLM-4.7-Flash": Case("Glm4MoeLiteForCausalLM", mtp=appended(deepseek_extras), depths=1),
+}
+
+
+def write_case(name: str, out: Path, fill: str = "counter") -> Path:
+    """One F32 file and config.json in the new folder ``out``. ``fill``: see ``tiny.write_tiny``."""
+    case = CASES[name]
+    shapes = case.shapes()
+    dtypes = dict.fromkeys(shapes, "F32")
+    values = _values(shapes, dtypes, fill, seed=0)
+    out.mkdir(parents=True)
+    write_safetensors(out / "model.safetensors", {n: (dtypes[n], shapes[n], values[n]) for n in shapes})
+    (out / "config.json").write_text(json.dumps(case.config(), indent=2) + "\n", encoding="utf-8")
+    return out
+
+
+# ---- elements of the published sizes, MTP without its copies
+
+
+def _gqa(c: Config, bias: bool = False, norms: bool = False) -> int:
+    """q, k, v, o, and the layer's two norms."""
+    heads, groups, hidden = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"]
+    head = c.get("head_dim") or hidden // heads
+    rows = (heads + 2 * groups) * head
+    return rows * hidden + hidden * heads * head + bias * rows + norms * 2 * head + 2 * hidden
+
+
+def _mla(c: Config) -> int:
+    """q (with or without its latent), kv, o, their norms, and the layer's two norms."""
+    heads, hidden, q, kv = c["num_attention_heads"], c["hidden_size"], c["q_lora_rank"], c["kv_lora_rank"]
+    nope, rope, v = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    query = heads * (nope + rope) * hidden if q is None else q * hidden + q + heads * (nope + rope) * q
+    return query + (kv + rope) * hidden + kv + heads * (nope + v) * kv + heads * v * hidden + 2 * hidden
+
+
+def _ends(c: Config) -> int:
+    """Embedding, head, final norm."""
+    return (1 if c["tie_word_embeddings"] else 2) * c["vocab_size"] * c["hidden_size"] + c["hidden_size"]
+
+
+def _qwen3_moe(c: Config) -> int:
+    expert = 3 * c["moe_intermediate_size"] * c["hidden_size"]
+    layer = _gqa(c, norms=True) + c["num_experts"] * (expert + c["hidden_size"])
+    return _ends(c) + c["num_hidden_layers"] * layer
+
+
+def _qwen2_moe(c: Config) -> int:
+    hidden = c["hidden_size"]
+    experts = c["num_experts"] * (3 * c["moe_intermediate_size"] * hidden + hidden)
+    shared = 3 * c["shared_expert_intermediate_size"] * hidden + hidden
+    return _ends(c) + c["num_hidden_layers"] * (_gqa(c, bias=True) + experts + shared)
+
+
+def _mixtral(c: Config) -> int:
+    hidden = c["hidden_size"]
+    experts = c["num_local_experts"] * (3 * c["intermediate_size"] * hidden + hidden)
+    return _ends(c) + c["num_hidden_layers"] * (_gqa(c) + experts)
+
+
+def _deepseek(c: Config, bias: bool = True) -> int:
+    hidden, expert = c["hidden_size"], 3 * c["moe_intermediate_size"] * c["hidden_size"]
+    layers, dense, mtp = c["num_hidden_layers"], c["first_k_dense_replace"], c.get("num_nextn_predict_layers", 0)
+    moe = c["n_routed_experts"] * (expert + hidden + bias) + c["n_shared_experts"] * expert
+    trunk = layers * _mla(c) + dense * 3 * c["intermediate_size"] * hidden + (layers - dense) * moe
+    return _ends(c) + trunk + mtp * (_mla(c) + moe + 2 * hidden * hidden + 3 * hidden)
+
+
+# architecture -> elements from the full config, and what the hub or the publisher says of it, in billions
+ELEMENTS: dict[str, tuple[Callable[[Config], int], float]] = {
+    "Qwen3MoeForCausalLM": (_qwen3_moe, 30.5),
+    "Qwen2MoeForCausalLM": (_qwen2_moe, 57.4),
+    "MixtralForCausalLM": (_mixtral, 46.7),
+    "DeepseekV2ForCausalLM": (lambda c: _deepseek(c, bias=False), 15.7),
+    "Glm4MoeLiteForCausalLM": (_deepseek, 30.6),
+}
