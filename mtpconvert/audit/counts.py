@@ -7,6 +7,7 @@ from collections import defaultdict
 from itertools import islice, pairwise
 from typing import Any
 
+from mtpconvert.audit.drafts import MTP, counts_of, number_of
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import UNDECLARED_IS_USUAL, MtpLayers, count_keys, declared, trunk_layers
 from mtpconvert.audit.readers.side import Side
@@ -21,7 +22,8 @@ def check_counts(side: Side, mtp: MtpLayers, base: Side | None = None) -> list[F
     """Every disagreement between what the config (or the arguments) counts and what the names count."""
     found = [*_mtp_counts(side, mtp), *_layer_set(side, mtp), *_expert_sets(side), *_names(side)]
     if side.is_huggingface:
-        found += [*_layer_lists(side, mtp), *_vocabulary(side), *_head(side), *_dtype(side)]
+        found += [*_layer_lists(side, mtp), *_vocabulary(side), *_dtype(side)]
+        found += [] if mtp.kind.whole else _head(side)  # a draft model borrows its target's
     else:
         found += _padded_vocabulary(side)
     if base is not None and base.is_huggingface and side.is_huggingface:
@@ -37,8 +39,14 @@ def _mtp_counts(side: Side, mtp: MtpLayers) -> list[Finding]:
     def fault(code: str, message: str, key: str | None = None) -> None:
         found.append(finding(code, f"{label}: {message}", side=side.label, key=key, mtp=True))
 
-    counts = list(count_keys(source))
     stored = mtp.layers
+    if mtp.kind.counts:
+        for path, parts in counts_of(source, mtp.kind):
+            if parts != stored:
+                said = number_of(parts, mtp.kind)
+                fault("mtp-count-mismatch", f"{path} stands for {said}, {stored} are stored", path)
+        return found
+    counts = list(count_keys(source))
     model_type = str((source or {}).get("model_type", ""))
     for count in counts:
         if count.value is None:
@@ -46,12 +54,17 @@ def _mtp_counts(side: Side, mtp: MtpLayers) -> list[Finding]:
                 said = "null" if count.said is None else f"{count.said!r}, no number"
                 fault("mtp-count-null", f"{count.path} is {said}; the names say {stored}", count.path)
         elif stored and stored not in _meant(count.value, source):
-            fault("mtp-count-mismatch", f"{count.path} says {count.value}, {stored} MTP layers are stored", count.path)
+            fault(
+                "mtp-count-mismatch",
+                f"{count.path} says {count.value}, {stored} {mtp.kind.many} are stored",
+                count.path,
+            )
     numbers = {count.value for count in counts if count.value is not None}
     if len(numbers) > 1:
         fault("mtp-count-contradiction", ", ".join(f"{count.path} = {count.value}" for count in counts))
-    if stored and source and not numbers and model_type not in UNDECLARED_IS_USUAL:
-        fault("mtp-undeclared", f"{stored} MTP layers are stored and no count key says so")
+    usual = model_type in UNDECLARED_IS_USUAL or mtp.kind.one != MTP.one
+    if stored and source and not numbers and not usual:
+        fault("mtp-undeclared", f"{number_of(stored, mtp.kind)} stored and no count key says so")
     return found
 
 
@@ -169,7 +182,9 @@ def _levels(config: dict[str, Any], path: str = "") -> list[tuple[str, dict[str,
 
 
 def _vocabulary(side: Side) -> list[Finding]:
-    sizes = [level["vocab_size"] for _, level in _levels(side.config or {}) if isinstance(level.get("vocab_size"), int)]
+    keys = ("vocab_size", "draft_vocab_size")  # EAGLE-3 has an output vocabulary of its own
+    levels = [level for _, level in _levels(side.config or {})]
+    sizes = [level[key] for level in levels for key in keys if isinstance(level.get(key), int)]
     found: list[Finding] = []
     tables = ("embed_tokens.weight", "lm_head.weight", "word_embeddings.weight")
     for name in [name for name in side.inventory if name.endswith(tables)]:

@@ -8,6 +8,7 @@ from typing import Any
 from mtpconvert.audit.cover import check_cover
 from mtpconvert.audit.facts import facts_from_config
 from mtpconvert.audit.findings import Finding
+from mtpconvert.audit.mtp import side_kind
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.roles import huggingface, megatron
 from mtpconvert.audit.roles.algebra import Placement
@@ -36,6 +37,8 @@ class Description:
 
 def describe(side: Side, other: Side) -> Description:
     """The description of ``side``; the other side's config fills in what a Megatron checkpoint does not say."""
+    if (kind := side_kind(side)).whole:  # its config may name the architecture that its layers are taken from
+        return Description(why_not=f"a draft model of {kind.many}, which belongs to a target")
     try:
         if side.is_huggingface:
             facts: dict[str, Any] = {}

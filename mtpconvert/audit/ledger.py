@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mtpconvert.audit.describe import Description
+from mtpconvert.audit.drafts import Kind, number_of
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import MtpLayers, declared, expected_prefix
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.report_model import LayerLedger, MtpLedger
+
+_MOST_DECLARED = 1000  # layers that are listed without a tensor; a count may be out of all proportion
 
 
 def make_ledger(
@@ -17,15 +20,17 @@ def make_ledger(
 ) -> MtpLedger:  # fmt: skip
     """``equal``: names on the right all of whose bytes were found equal; None if no byte was read."""
     ledger = MtpLedger(declared(left), declared(right), _totals(left, here), _totals(right, there))
-    wanted = max([len(here.names), len(there.names), ledger.declared or 0, ledger.declared_right or 0])
-    for layer in range(wanted):
+    ledger.kinds = {side.label: part.kind.key if part.names else None for side, part in ((left, here), (right, there))}
+    kind = here.kind if here.names else there.kind
+    count = min(max(ledger.declared or 0, ledger.declared_right or 0), _MOST_DECLARED)
+    for layer in sorted({*here.names, *there.names, *range(count)}):
         mine, theirs = here.names.get(layer, []), there.names.get(layer, [])
         expected = _expected(layer, mine, theirs, right, left, one, two)
         prefix = there.prefix.get(layer) or _prefix_of(layer, right, here, two) or here.prefix.get(layer, "")
         same = None if equal is None else sum(name in equal for name in theirs)
         ledger.layers.append(LayerLedger(
             layer, prefix, expected, len(mine), len(theirs), same, _bytes(left, mine), _bytes(right, theirs),
-            _sentence(layer, expected, theirs, same, prefix),
+            _sentence(kind, layer, expected, theirs, same, prefix),
         ))  # fmt: skip
     ledger.sentences = [_summary(side, layers, ledger.layers) for side, layers in ((left, here), (right, there))]
     return ledger
@@ -64,37 +69,34 @@ def _prefix_of(layer: int, side: Side, other: MtpLayers, description: Descriptio
     return expected_prefix(side, other if side.is_huggingface else None) if layer == 0 else ""
 
 
-def _sentence(layer: int, expected: int, theirs: list[str], same: int | None, prefix: str) -> str:
+def _sentence(kind: Kind, layer: int, expected: int, theirs: list[str], same: int | None, prefix: str) -> str:
+    part = f"{kind.one} {layer}"
     if not theirs:
         many = f"0 of {expected} tensors" if expected else "no tensor"
-        return (
-            f"MTP layer {layer}: {many} present on the right (expected under {prefix}); MTP speculation will not work"
-        )
-    text = f"MTP layer {layer}: {len(theirs)} of {expected} tensors present under {prefix}"
+        speculation = "MTP speculation" if kind.one == "MTP layer" else "speculation"
+        return f"{part}: {many} present on the right (expected under {prefix}); {speculation} will not work"
+    text = f"{part}: {len(theirs)} of {expected} tensors present under {prefix}"
     if same is None:
         return text + ", bytes not read"
     return text + (", all equal" if same == len(theirs) else f", {len(theirs) - same} of them not equal")
 
 
 def _summary(side: Side, layers: MtpLayers, rows: list[LayerLedger]) -> str:
-    count = declared(side)
+    count, kind = declared(side), layers.kind
     if side.is_huggingface:
-        says = f"config declares {_layers(count)}" if count is not None else "config says nothing about MTP"
+        says = f"config declares {number_of(count, kind)}" if count is not None else "config says nothing about MTP"
     elif side.arguments is None:
         says = "no arguments in the checkpoint"
     else:
-        says = f"arguments declare {_layers(count)}" if count is not None else "arguments say nothing about MTP"
+        says = f"arguments declare {number_of(count, kind)}" if count is not None else "arguments say nothing about MTP"
     tensors = len(layers.all_names())
     if tensors == 0 and count:
         expected = sum(row.expected for row in rows)
         prefix = rows[0].prefix if rows and side.label == "right" else expected_prefix(side)
         return f"{side.label}: {says}; 0 of {expected or '?'} tensors present (expected under {prefix})"
     nbytes = _bytes(side, layers.all_names())
-    return f"{side.label}: {says}; {_layers(layers.layers)} present, {tensors} tensors, {nbytes} bytes"
-
-
-def _layers(count: int) -> str:
-    return f"{count} MTP layer{'' if count == 1 else 's'}"
+    remark = f" ({kind.remark})" if kind.remark and tensors else ""
+    return f"{side.label}: {says}; {number_of(layers.layers, kind)} present{remark}, {tensors} tensors, {nbytes} bytes"
 
 
 def ledger_findings(left: Side, right: Side, here: MtpLayers, there: MtpLayers, ledger: MtpLedger) -> list[Finding]:
@@ -103,9 +105,10 @@ def ledger_findings(left: Side, right: Side, here: MtpLayers, there: MtpLayers, 
     for side, layers, sentence in ((left, here, ledger.sentences[0]), (right, there, ledger.sentences[1])):
         if declared(side) and not layers.names:
             found.append(finding("mtp-none-found", sentence, side=side.label, mtp=True))
+    rows = {row.layer: row for row in ledger.layers}
     for layer in here.names:
         if layer not in there.names:
-            row = ledger.layers[layer]
+            row = rows[layer]
             text = f"{row.sentence}; {len(here.names[layer])} tensors, {row.left_bytes} bytes on the left"
             pattern = f"{here.prefix.get(layer, '')}*" if left.kind == right.kind else f"{row.prefix}*"
             found.append(finding("mtp-layer-missing", text, tensor=pattern, mtp=True, count=len(here.names[layer])))

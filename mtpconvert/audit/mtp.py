@@ -3,16 +3,17 @@
 Layouts (HF): ``model.layers.{N+i}.`` with N trunk layers (DeepSeek, GLM, Step, HY-V3, Ling), ``mtp.layers.{i}.`` beside
 ``mtp.fc`` (Qwen, EXAONE, Mellum), ``mtp.{i}.`` (DeepSeek-V4), ``model.mtp_layers.{i}.`` (MiMo, HY-V4),
 ``model.mtp.layers.{i}.`` (MiMo-V2, LongCat, Inkling, MiniMax-M3), ``model.mtp_block.{i}.``
-(ERNIE). Megatron: ``mtp.layers.{i}.``.
+(ERNIE). Megatron: ``mtp.layers.{i}.``. What drafts without being MTP (heads, EAGLE, assistants): ``drafts``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mtpconvert.audit.drafts import MTP, Kind, counts_of, kind_of, parts_of
 from mtpconvert.audit.readers.side import Side
 
 COUNT_KEYS = (
@@ -67,9 +68,20 @@ def trunk_layers(config: dict[str, Any] | None) -> int | None:
     return None
 
 
+def side_kind(side: Side) -> Kind:
+    """The kind of draft part that a side has, by its tensors' names."""
+    return kind_of(side.templates()) if side.is_huggingface else MTP
+
+
 def declared(side: Side) -> int | None:
-    """MTP layers that config or arguments declare; None where no key says a number."""
-    source = side.config if side.is_huggingface else side.arguments
+    """MTP layers (draft parts of another kind) that config or arguments declare; None where no key says a number."""
+    return declared_by(side.config if side.is_huggingface else side.arguments, side_kind(side))
+
+
+def declared_by(source: dict[str, Any] | None, kind: Kind) -> int | None:
+    """The same for a config, or Megatron's arguments, alone."""
+    if kind.counts:
+        return max((count for _, count in counts_of(source, kind)), default=None)
     values = [count.value for count in count_keys(source) if count.value is not None]
     if not values:
         return None
@@ -79,10 +91,14 @@ def declared(side: Side) -> int | None:
 
 @dataclass(slots=True)
 class MtpLayers:
-    """Names of MTP tensors by layer (what all share, ``mtp.fc``, counts to layer 0), and the prefix of each layer."""
+    """Names of MTP tensors by layer (what all share, ``mtp.fc``, counts to layer 0), and the prefix of each layer.
+
+    Where ``kind`` is no MTP they are those of its parts: heads, or layers of a draft model.
+    """
 
     names: dict[int, list[str]]
     prefix: dict[int, str]
+    kind: Kind = MTP
 
     @property
     def layers(self) -> int:
@@ -94,11 +110,20 @@ class MtpLayers:
 
 def mtp_layers(side: Side) -> MtpLayers:
     """Sort the MTP tensors of a side by layer."""
-    names, prefixes = side.inventory.keys(), dict[int, str]()
+    if side.is_huggingface:
+        return layers_of(side.inventory, side.config or {}, side_kind(side))
+    return layers_of(side.inventory, None, MTP)
+
+
+def layers_of(names: Collection[str], config: dict[str, Any] | None, kind: Kind) -> MtpLayers:
+    """Sort the draft tensors among ``names`` by layer, or by part; ``config`` None: the names are Megatron's."""
+    if kind.part is not None:
+        return MtpLayers(*parts_of(names, kind), kind)
+    prefixes = dict[int, str]()
     found: dict[int, list[str]] = {}
-    trunk = trunk_layers(side.config) if side.is_huggingface else None
-    marked = _marked_layers(side) if side.is_huggingface and trunk is None else set()
-    pattern = (side.config or {}).get("mtp_hybrid_override_pattern")
+    trunk = trunk_layers(config)
+    marked = _marked_layers(names) if config is not None and trunk is None else set()
+    pattern = (config or {}).get("mtp_hybrid_override_pattern")
     flat = len(pattern) if isinstance(pattern, str) and pattern else 1
     known: dict[str, tuple[int | None, str]] = {}
     for name in names:
@@ -110,9 +135,9 @@ def mtp_layers(side: Side) -> MtpLayers:
             continue
         layer //= flat if prefix.endswith("mtp.layers.") or flat == 1 else 1
         found.setdefault(layer, []).append(name)
-        if prefix and (layer not in prefixes or len(prefix) < len(prefixes[layer])):
+        if prefix and (layer not in prefixes or (len(prefix) < len(prefixes[layer]) and prefix in prefixes[layer])):
             prefixes[layer] = prefix if flat > 1 else _numbered(prefix, name)
-    return MtpLayers(dict(sorted(found.items())), prefixes)
+    return MtpLayers(dict(sorted(found.items())), prefixes, kind)
 
 
 def _numbered(prefix: str, name: str) -> str:
@@ -139,13 +164,9 @@ def _layer_of(name: str, trunk: int | None, marked: set[int]) -> tuple[int | Non
     return None, ""
 
 
-def _marked_layers(side: Side) -> set[int]:
+def _marked_layers(names: Collection[str]) -> set[int]:
     """Layers that hold a joining projection or its norms: MTP layers, whatever the config says."""
-    return {
-        int(match["n"])
-        for name in side.inventory
-        if name.endswith(_MARKS) and (match := _LAYERS.match(name)) is not None
-    }
+    return {int(match["n"]) for name in names if name.endswith(_MARKS) and (match := _LAYERS.match(name)) is not None}
 
 
 def expected_prefix(side: Side, other: MtpLayers | None = None) -> str:

@@ -54,7 +54,8 @@ class LayerLedger:
 
 @dataclass(slots=True)
 class MtpLedger:
-    """``declared`` by each side's config (None: no key says a number); ``sentences`` are for a person at night."""
+    """``declared`` by each side's config (None: no key says a number); ``kinds``: what drafts, by side (``drafts``;
+    None: nothing does); ``sentences`` are for a person at night."""
 
     declared: int | None = None
     declared_right: int | None = None
@@ -62,10 +63,12 @@ class MtpLedger:
     right: dict[str, int] = field(default_factory=dict)
     layers: list[LayerLedger] = field(default_factory=list)
     sentences: list[str] = field(default_factory=list)
+    kinds: dict[str, str | None] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "declared": self.declared, "declared_right": self.declared_right, "left": self.left, "right": self.right,
+            "declared": self.declared, "declared_right": self.declared_right, "kinds": self.kinds,
+            "left": self.left, "right": self.right,
             "ledger": [layer.as_json() for layer in self.layers], "sentences": self.sentences,
         }  # fmt: skip
 

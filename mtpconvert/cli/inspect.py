@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from mtpconvert.audit.drafts import MTP, Kind, counts_of, kind_of
+from mtpconvert.audit.mtp import count_keys, declared_by, layers_of
 from mtpconvert.cli.options import EXISTING, json_option
 from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, size
 from mtpconvert.convert.configs import read_config
@@ -36,6 +38,7 @@ class Inspection:
     facts: dict[str, Any]  # what only this kind of checkpoint has
     config: dict[str, Any]  # config.json, or the Megatron arguments
     notes: list[str] = field(default_factory=list)
+    draft: Kind = MTP  # what the draft part is, where there is one
 
     @property
     def dtypes(self) -> dict[str, int]:
@@ -70,7 +73,9 @@ def inspect(path: Path, speed: bool, as_json: bool) -> None:
     if report is not None:
         for line in [*lines_of(report), *([cost_of_dropping(report)] if report.mtp else [])]:
             click.echo(line)
-    click.echo(mtp_line(result.mtp, writes=False))
+    if result.draft.remark:
+        click.echo(f"{result.draft.many} with {result.draft.remark}")
+    click.echo(mtp_line(result.mtp, writes=False, parts=result.draft.many))
 
 
 @no_gc()
@@ -79,16 +84,20 @@ def _hugging_face(found: Found) -> Inspection:
     reader = SafetensorsReader(found.root)
     inventory = reader.inventory()
     architecture = _architecture(config)
-    rule = _rule(architecture)
-    declared = declared_mtp(config, rule)
-    layers = present_in_hf(inventory, rule, Scope(config))
-    mtp = _count(inventory, layers, declared.key, declared.count)
+    kind = kind_of(inventory)
+    if (rule := _rule(architecture)) is not None and kind is MTP:
+        declared = declared_mtp(config, rule)
+        layers = present_in_hf(inventory, rule, Scope(config))
+        mtp = _count(inventory, layers, declared.key, declared.count)
+    else:  # the auditor knows every published layout
+        layers = layers_of(inventory, config, kind).names
+        mtp = _count(inventory, layers, _count_key(config, kind), declared_by(config, kind))
     quantisation = config.get("quantization_config")
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
     facts = {"files": len(reader.shards), "quantisation": method}
     return Inspection(
         reader.kind, found.root, architecture, architecture in architectures(), inventory, mtp,
-        {name: value for name, value in facts.items() if value is not None}, config, list(reader.notes),
+        {name: value for name, value in facts.items() if value is not None}, config, list(reader.notes), kind,
     )  # fmt: skip
 
 
@@ -123,6 +132,12 @@ def _architecture(config: dict[str, Any]) -> str | None:
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
+def _count_key(config: dict[str, Any], kind: Kind) -> str | None:
+    """Where ``config`` says the number of draft parts, if anywhere."""
+    found = counts_of(config, kind) if kind.counts else [(count.path, count.value) for count in count_keys(config)]
+    return max(found, key=lambda entry: entry[1] or 0)[0] if found else None
+
+
 def _rule(architecture: str | None) -> MtpRule | None:
     return load(file_of(architecture)).mtp if architecture in architectures() and architecture else None
 
@@ -133,7 +148,7 @@ def _count(inventory: Inventory, layers: dict[int, list[str]], key: str | None, 
 
 
 def _document(result: Inspection) -> dict[str, Any]:
-    mtp = mtp_json(result.mtp)
+    mtp = {"kind": result.draft.key if result.mtp.tensors else None} | mtp_json(result.mtp)
     del mtp["written"]
     return {
         "schema_version": 1,

@@ -26,13 +26,13 @@ def size(nbytes: int) -> str:
     raise AssertionError("the loop ends at TB")
 
 
-def mtp_line(mtp: MtpCount, *, writes: bool = True) -> str:
-    """The line that every command ends with."""
+def mtp_line(mtp: MtpCount, *, writes: bool = True, parts: str = "MTP layers") -> str:
+    """The line that every command ends with. ``parts``: what ``inspect`` calls draft parts of another kind."""
     declared = "nothing" if mtp.declared is None else str(mtp.declared)
     key = f" ({mtp.key})" if mtp.key else ""
     written = f", written {mtp.written}" if writes else ""
     return (
-        f"MTP layers: declared {declared}{key}, present {mtp.present}{written};"
+        f"{parts}: declared {declared}{key}, present {mtp.present}{written};"
         f" {mtp.tensors} tensors, {mtp.nbytes:,} bytes"
     )
 

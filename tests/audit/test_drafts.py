@@ -1,0 +1,99 @@
+"""Every published kind of draft part in ``inspect`` and in HF-against-HF audits: recognised, counted, named, missed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mtpconvert.audit.api import audit
+from mtpconvert.audit.mtp import mtp_layers
+from mtpconvert.audit.readers.opening import open_side
+from tests.support.command_line import Run, run
+from tests.support.draft_kinds import KINDS, Checkpoint
+from tests.support.json_schema import faults
+from tests.support.sparse import write_headers
+
+__all__ = ["run"]
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/audit-report.schema.json").read_text())
+
+
+def written(folder: Path, checkpoint: Checkpoint, *, without: frozenset[str] | set[str] = frozenset()) -> Path:
+    shapes = {name: shape for name, shape in checkpoint.shapes.items() if name not in without}
+    return write_headers(folder, checkpoint.config, shapes, checkpoint.dtypes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_draft_part_is_recognised_counted_and_named(kind: str, tmp_path: Path, run: Run) -> None:
+    checkpoint = KINDS[kind]
+    source = written(tmp_path / "hf", checkpoint)
+    found = mtp_layers(open_side(source, "left"))
+    assert found.kind.key == checkpoint.kind
+    assert {k: set(names) for k, names in found.names.items()} == {k: set(p) for k, p in checkpoint.parts.items()}
+    shown = run("inspect", source, "--json").json["mtp"]
+    nbytes = sum(open_side(source, "left").inventory[name].nbytes for name in checkpoint.draft_names)
+    assert shown == {
+        "kind": checkpoint.kind, "key": checkpoint.key, "declared": checkpoint.declared,
+        "present": len(checkpoint.parts), "tensors": len(checkpoint.draft_names), "bytes": nbytes,
+    }  # fmt: skip
+    line = run("inspect", source).last_line
+    assert line.startswith(f"{checkpoint.one}s: declared {checkpoint.declared or 'nothing'}")
+    assert f"present {len(checkpoint.parts)}; {len(checkpoint.draft_names)} tensors" in line
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_passes_and_a_loss_is_named(kind: str, tmp_path: Path) -> None:
+    checkpoint = KINDS[kind]
+    left = written(tmp_path / "left", checkpoint)
+    report = audit(left, written(tmp_path / "same", checkpoint), level="headers")
+    assert report.verdict("warning") == "pass", [found.message for found in report.findings]
+    assert report.mtp.kinds == {"left": checkpoint.kind, "right": checkpoint.kind}
+    assert faults(report.as_json(), SCHEMA, SCHEMA) == []
+    plural = f"{len(checkpoint.parts)} {checkpoint.one}{'s' if len(checkpoint.parts) > 1 else ''} present"
+    assert plural in report.mtp.sentences[0]
+    last = max(checkpoint.parts)
+    lost = set(checkpoint.parts[last])
+    if checkpoint.draft_only and last == 0:
+        lost = {max(lost)}  # all but one: a checkpoint without a tensor is none
+    report = audit(left, written(tmp_path / "lost", checkpoint, without=lost), level="headers")
+    assert report.verdict() == "fail"
+    assert {found.tensor for found in report.findings if found.code == "mtp-tensor-missing"} == lost
+    if len(lost) > 1:
+        (gone,) = (found for found in report.findings if found.code == "mtp-layer-missing")
+        assert gone.message.startswith(f"{checkpoint.one} {last}: 0 of {len(lost)} tensors present on the right")
+
+
+@pytest.mark.parametrize("kind", ["medusa", "meta", "eagle 3", "gemma 4 assistant"])
+def test_a_count_of_another_kind_is_checked(kind: str, tmp_path: Path) -> None:
+    checkpoint = KINDS[kind]
+    assert checkpoint.key is not None
+    assert checkpoint.declared is not None
+    config = json.loads(json.dumps(checkpoint.config))
+    *path, last = checkpoint.key.split(".")
+    level = config
+    for part in path:
+        level = level[part]
+    level[last] += 1
+    source = write_headers(tmp_path / "hf", config, checkpoint.shapes, checkpoint.dtypes)
+    report = audit(source, source, level="headers")
+    (found,) = (f for f in report.findings if f.code == "mtp-count-mismatch" and f.side == "left")
+    assert f"{checkpoint.key} stands for {checkpoint.declared + 1} {checkpoint.one}s" in found.message
+    assert f"{len(checkpoint.parts)} are stored" in found.message
+
+
+def test_a_layer_far_beyond_the_trunk_is_missed_by_its_number(tmp_path: Path) -> None:
+    step = KINDS["step 3.5"]
+    shapes = {name.replace("layers.4.", "layers.9."): shape for name, shape in step.shapes.items()}
+    left = write_headers(tmp_path / "left", step.config, shapes)
+    right = {name: shape for name, shape in shapes.items() if "layers.9." not in name}
+    report = audit(left, write_headers(tmp_path / "right", step.config, right), level="headers")
+    assert [f.message[:13] for f in report.findings if f.code == "mtp-layer-missing"] == ["MTP layer 7: "]
+
+
+def test_a_count_out_of_all_proportion_ends(tmp_path: Path) -> None:
+    step = KINDS["step 3.5"]
+    config = step.config | {"num_nextn_predict_layers": 10**12}
+    source = write_headers(tmp_path / "hf", config, step.shapes)
+    assert "mtp-count-mismatch" in {found.code for found in audit(source, source, level="headers").findings}
