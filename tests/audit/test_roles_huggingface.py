@@ -2,11 +2,9 @@
 
 import json
 from collections import Counter
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,39 +12,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mtpconvert.audit.roles import huggingface
-from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.roles.huggingface import FAMILIES, expected_dtype, placements
-from mtpconvert.audit.roles.vocabulary import ROLES
 from mtpconvert.errors import ConfigError, NotRepresentableError
-from mtpconvert.tensors import Inventory, TensorSpec, inventory_of
-from tests.support.hf_roles import CASES, MLA, inventory, mtp_model, mtp_tensors, saved, slices
-
-
-def assert_exact_cover(placed: list[Placement], present: Inventory) -> None:
-    """Every element of every tensor has one meaning; every meaning has one holder besides the copies."""
-    tensors = {name: np.zeros(spec.shape, int) for name, spec in present.items()}
-    roles = {(p.role.place, p.role.name): np.zeros(p.role.shape, int) for p in placed}
-    assert {p.block.tensor for p in placed} == set(present)
-    for p in placed:
-        axes, _ = ROLES[p.role.name]
-        assert len(axes) == len(p.role.shape) == len(p.part), p
-        assert p.block.shape == present[p.block.tensor].shape, p
-        assert prod(p.block.grid) == prod(p.block.shape), p
-        assert p.perm is None
-        assert p.block.extents == tuple(stop - start for start, stop in p.part if stop - start != 1), p
-        tensors[p.block.tensor].reshape(p.block.grid)[slices(p.block.box)] += 1
-        meaning = roles[p.role.place, p.role.name]
-        assert meaning.shape == p.role.shape, f"{p.role} has two shapes"
-        if not p.copy:
-            meaning[slices(p.part)] += 1
-    assert [name for name, seen in tensors.items() if (seen != 1).any()] == []
-    assert [name for name, seen in roles.items() if (seen != 1).any()] == []
+from mtpconvert.tensors import TensorSpec, inventory_of
+from tests.support.hf_roles import CASES, MLA, inventory, mtp_model, mtp_tensors, saved
+from tests.support.roles_cover import check_exact_cover
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_transformers_saves_is_covered_exactly(case: str) -> None:
     config, tensors = saved(case)
-    assert_exact_cover(placements(config, inventory(tensors)), inventory(tensors))
+    check_exact_cover(placements(config, inventory(tensors)), inventory(tensors))
 
 
 @pytest.mark.parametrize("case", ["deepseek", "glm"])
@@ -70,7 +46,7 @@ def test_a_trained_glm_with_mtp_layers_is_covered_exactly_and_in_its_dtypes() ->
         stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         specs = [TensorSpec(name, tuple(s.get_shape()), s.get_dtype()) for name, s in stored.items()]
     placed = placements(config, inventory_of(specs))
-    assert_exact_cover(placed, inventory_of(specs))
+    check_exact_cover(placed, inventory_of(specs))
     assert {p.role.place for p in placed if p.role.is_mtp} == {"mtp.0", "mtp.1"}
     float32 = {spec.name for spec in specs if spec.dtype == "F32"}
     assert float32 == {spec.name for spec in specs if expected_dtype(spec.name, config) == "F32"} != set()
@@ -80,7 +56,7 @@ def test_a_trained_glm_with_mtp_layers_is_covered_exactly_and_in_its_dtypes() ->
 def test_mtp_layers_of_a_dense_family_are_appended_as_transformers_would_load_them(case: str) -> None:
     config, tensors = saved(case)
     tensors = tensors | mtp_tensors(tensors, config, 1)
-    assert_exact_cover(placements(config | {"num_nextn_predict_layers": 1}, inventory(tensors)), inventory(tensors))
+    check_exact_cover(placements(config | {"num_nextn_predict_layers": 1}, inventory(tensors)), inventory(tensors))
 
 
 def test_stacked_experts_are_covered_too(tmp_path: Any) -> None:
@@ -96,7 +72,7 @@ def test_stacked_experts_are_covered_too(tmp_path: Any) -> None:
     transformers.DeepseekV3ForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
     again = load_file(tmp_path / "again" / "model.safetensors")
     assert layer + "gate_up_proj" in again
-    assert_exact_cover(placements(config, inventory(again)), inventory(again))
+    check_exact_cover(placements(config, inventory(again)), inventory(again))
 
 
 def test_published_deepseek_v3_has_the_published_size() -> None:
@@ -119,7 +95,9 @@ def test_defaults_are_those_of_the_config_class(architecture: str) -> None:
     fields |= {"num_nextn_predict_layers": real.num_mtp_layers} if hasattr(real, "num_mtp_layers") else {}
     assert {f: FAMILIES[architecture].defaults[f] for f in fields} == fields
     foreign = set(FAMILIES[architecture].defaults) - set(fields)
-    assert foreign <= {"mtp_hidden_states_first", "num_nextn_predict_layers", "moe_layer_freq", "head_dim"}
+    assert foreign <= {
+        "mtp_hidden_states_first", "num_nextn_predict_layers", "moe_layer_freq", "head_dim", "first_k_dense_replace",
+    }  # fmt: skip
 
 
 def test_older_configs_without_head_dim_or_kv_heads() -> None:
@@ -137,7 +115,7 @@ def test_a_tied_head_is_a_copy_of_the_embedding_and_only_placed_when_there() -> 
     tensors = tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
     (head,) = [p for p in placements(config, inventory(tensors)) if p.block.tensor == "lm_head.weight"]
     assert (head.role.name, head.copy) == ("embedding", True)
-    assert_exact_cover(placements(config, inventory(tensors)), inventory(tensors))
+    check_exact_cover(placements(config, inventory(tensors)), inventory(tensors))
 
 
 def test_copies_in_an_mtp_layer_are_placed_only_when_there_and_as_what_they_copy() -> None:
@@ -154,7 +132,7 @@ def test_copies_in_an_mtp_layer_are_placed_only_when_there_and_as_what_they_copy
     bare = {k: v for k, v in tensors.items() if not k.endswith(("embed_tokens.weight", "shared_head.head.weight"))}
     assert copies(config, bare) == {}
     whole = bare | {"model.embed_tokens.weight": tensors["model.embed_tokens.weight"]}
-    assert_exact_cover(placements(config, inventory(whole)), inventory(whole))
+    check_exact_cover(placements(config, inventory(whole)), inventory(whole))
 
 
 def test_declared_mtp_layers_are_placed_though_absent_and_present_ones_though_undeclared() -> None:

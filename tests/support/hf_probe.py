@@ -64,8 +64,8 @@ class Probe:
 
     def __init__(self, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.case, self.monkeypatch = case, monkeypatch
-        config, self.tensors = saved(case)
-        self.placed: list[Placement] = placements(config, inventory(self.tensors))
+        self.config, self.tensors = saved(case)
+        self.placed: list[Placement] = placements(self.config, inventory(self.tensors))
         self.plain = look(case, self.tensors, monkeypatch)
 
     def after(self, *edits: tuple[Any, ...]) -> Seen:

@@ -38,6 +38,10 @@ GLM = GQA | {
     "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
 }  # fmt: skip
 
+MOE = GQA | {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2}
+GLM_LITE = MLA | {"mlp_layer_types": ["dense", "sparse"]}
+DEEPSEEK_V2 = MLA | {"hidden_size": 18, "kv_lora_rank": 8, "topk_method": "greedy"}  # V2 wants even ones
+
 # name -> (family's class prefix, arguments of its config class)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", GQA),
@@ -56,7 +60,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm, biased, no norms": ("Glm4Moe", GLM | {"attention_bias": True, "num_mtp_layers": 1}),
     "glm, norms, no biases, no MTP": ("Glm4Moe", GLM | {"use_qk_norm": True, "num_mtp_layers": 0}),
     "glm, all dense": ("Glm4Moe", GLM | {"first_k_dense_replace": 2, "num_mtp_layers": 0}),
+    "qwen3 moe": ("Qwen3Moe", MOE | {"head_dim": 10}),
+    "qwen3 moe, first dense, biased": ("Qwen3Moe", MOE | {"mlp_only_layers": [0], "attention_bias": True}),
+    "qwen3 moe, MTP": ("Qwen3Moe", MOE | {"num_nextn_predict_layers": 1}),
+    "qwen3 moe, every other": ("Qwen3Moe", MOE | {"decoder_sparse_step": 2}),
+    "qwen2 moe": ("Qwen2Moe", MOE | {"shared_expert_intermediate_size": 9}),
+    "qwen2 moe, no biases": ("Qwen2Moe", MOE | {"shared_expert_intermediate_size": 9, "qkv_bias": False}),
+    "mixtral": ("Mixtral", GQA | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "deepseek v2": ("DeepseekV2", DEEPSEEK_V2),
+    "deepseek v2 lite": ("DeepseekV2", DEEPSEEK_V2 | {"q_lora_rank": None}),
+    "glm lite": ("Glm4MoeLite", GLM_LITE | {"num_nextn_predict_layers": 1}),
+    "glm lite, rotary halves, sparse": (
+        "Glm4MoeLite",
+        GLM_LITE | {"rope_interleave": False, "mlp_layer_types": ["sparse", "sparse"]},
+    ),
     "glm, no head_dim": ("Glm4Moe", {k: v for k, v in GLM.items() if k != "head_dim"} | {"num_mtp_layers": 1}),
+}
+
+# class prefix -> prefixes of the MTP block and of its decoder layer; norms of embedding, hidden, output; projection
+MTP_NAMES = {
+    "DeepseekV3": ("model.layers.{n}.", "model.layers.{n}.", "enorm", "hnorm", "shared_head.norm", "eh_proj"),
+    "Qwen3Moe": ("mtp.", "mtp.layers.{i}.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "fc"),
 }
 
 
@@ -74,21 +98,27 @@ def saved(case: str) -> tuple[dict[str, Any], Tensors]:
         getattr(transformers, f"{CASES[case][0]}ForCausalLM")(config).save_pretrained(folder)
         written = json.loads((Path(folder) / "config.json").read_text())
         tensors = {k: torch.randn(v.shape) for k, v in load_file(Path(folder) / "model.safetensors").items()}
-    return written, tensors | mtp_tensors(tensors, written, written.get("num_nextn_predict_layers", 0))
+    layers, family = written.get("num_nextn_predict_layers", 0), CASES[case][0]
+    return written, tensors | mtp_tensors(tensors, written, layers, family=family)
 
 
-def mtp_tensors(trunk: Tensors, config: dict[str, Any], layers: int, *, copies: bool = True) -> Tensors:
-    """``layers`` MTP layers in DeepSeek's published names, their decoder layer shaped as the trunk's last one."""
+def mtp_tensors(
+    trunk: Tensors, config: dict[str, Any], layers: int, copies: bool = True, family: str = "", like: int | None = None
+) -> Tensors:  # fmt: skip
+    """``layers`` MTP layers in the published names of ``family``, their decoder layer shaped as trunk layer ``like``.
+
+    Without a layout of its own in ``MTP_NAMES`` a family gets DeepSeek's; ``like`` None: the last trunk layer.
+    """
     made: Tensors = {}
     n, hidden = config["num_hidden_layers"], config["hidden_size"]
-    last = f"model.layers.{n - 1}."
+    block, layer, *norms, proj = MTP_NAMES.get(family, MTP_NAMES["DeepseekV3"])
+    last = f"model.layers.{n - 1 if like is None else like}."
     for i in range(layers):
-        prefix = f"model.layers.{n + i}."
-        made |= {prefix + k.removeprefix(last): torch.randn(v.shape) for k, v in trunk.items() if k.startswith(last)}
-        for name in ("enorm", "hnorm", "shared_head.norm"):
-            made[f"{prefix}{name}.weight"] = torch.randn(hidden)
-        made[f"{prefix}eh_proj.weight"] = torch.randn(hidden, 2 * hidden)
-        if copies:
+        prefix, inner = block.format(n=n + i, i=i), layer.format(n=n + i, i=i)
+        made |= {inner + k.removeprefix(last): torch.randn(v.shape) for k, v in trunk.items() if k.startswith(last)}
+        made |= {f"{prefix}{name}.weight": torch.randn(hidden) for name in norms}
+        made[f"{prefix}{proj}.weight"] = torch.randn(hidden, 2 * hidden)
+        if copies and block == MTP_NAMES["DeepseekV3"][0]:
             made[f"{prefix}embed_tokens.weight"] = trunk["model.embed_tokens.weight"].clone()
             made[f"{prefix}shared_head.head.weight"] = trunk["lm_head.weight"].clone()
     return made
@@ -104,7 +134,8 @@ def trunk_model(case: str, tensors: Tensors) -> Any:
     last = tuple(f"model.layers.{n}." for n in range(config.num_hidden_layers))
     trunk = {k: v for k, v in tensors.items() if not k.startswith("model.layers.") or k.startswith(last)}
     model = getattr(transformers, f"{CASES[case][0]}ForCausalLM")
-    return model.from_pretrained(None, config=config, state_dict=trunk, attn_implementation="eager").eval()
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # the others want rounder sizes
+    return model.from_pretrained(None, config=config, state_dict=trunk, **plain).eval()
 
 
 def mtp_model(case: str, tensors: Tensors) -> tuple[Any, set[str]]:

@@ -21,7 +21,8 @@ def check_exact_cover(found: Iterable[Placement], held: Inventory) -> None:
     roles: dict[Any, Any] = defaultdict(int)
     for p in found:
         assert len(ROLES[p.role.name][0]) == len(p.role.shape) == len(p.part)
-        assert extents(p.block.box) == extents(p.part), p
+        stored = extents(p.block.box)
+        assert [stored[axis] for axis in p.perm or range(len(stored))] == extents(p.part), p
         assert p.block.shape == held[p.block.tensor].shape, p
         elements[p.block.tensor].reshape(p.block.grid)[tuple(slice(*i) for i in p.block.box)] += 1
         if not p.copy:

@@ -1,7 +1,8 @@
 """What the numbers of transformers' attention modules mean: grouped-query attention and latent attention (MLA).
 
 Sources (transformers 5.24.0, models/): qwen3/modeling_qwen3.py, qwen2/modeling_qwen2.py, llama/modeling_llama.py,
-mistral/modeling_mistral.py and glm4_moe/modeling_glm4_moe.py, ``*Attention.__init__`` and ``.forward``;
+mistral/modeling_mistral.py and glm4_moe/modeling_glm4_moe.py, ``*Attention.__init__`` and ``.forward``, and the same
+of the families that huggingface_families.py names;
 deepseek_v3/modeling_deepseek_v3.py, ``DeepseekV3Attention.__init__``, ``.forward``, ``.expand_kv`` and
 ``apply_rotary_pos_emb_interleave``.
 """
@@ -9,6 +10,7 @@ deepseek_v3/modeling_deepseek_v3.py, ``DeepseekV3Attention.__init__``, ``.forwar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.roles.huggingface_site import Piece, Settings, Site
@@ -17,51 +19,94 @@ from mtpconvert.errors import ConfigError, NotRepresentableError
 Module = Callable[[Site], Iterator[Placement]]
 
 
-def switched_on(settings: Settings, part: bool | str) -> bool:
-    """Whether a part that may be left out (biases, norms) is there: fixed by the modelling code, or by a config key."""
-    return settings.flag(part) if isinstance(part, str) else part
+@dataclass(frozen=True)
+class AttentionNames:
+    """Names below the layer. ``joined``: the one projection that holds all of q, then k, then v; None: three."""
+
+    module: str = "self_attn."
+    joined: str | None = None
+    out: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
 
 
-def grouped_query(*, qkv_bias: bool | str, out_bias: bool | str, qk_norm: bool | str) -> Module:
+def grouped_query(
+    *,
+    qkv_bias: bool | str = False,
+    out_bias: bool | str = False,
+    qk_norm: bool | str = False,
+    gated: bool = False,
+    sinks: bool = False,
+    names: AttentionNames = AttentionNames(),
+) -> Module:
     """q, k, v rows are (head, dim) by ``.view(*shape, -1, head_dim)``; o columns are (head, dim) by ``.reshape``.
 
     Query head h reads key/value head h // (heads / kv_heads): ``repeat_kv`` is a ``repeat_interleave`` of heads.
     Where only a leading part of head_dim is rotary (glm4_moe, ``apply_rotary_pos_emb``) the rows keep their places.
+    ``gated``: each head's rows of q_proj are [query, gate] (``Qwen3NextAttention.forward``: ``.view(*, -1, head_dim *
+    2)``, ``.chunk(2, -1)``). ``sinks``: one logit per query head (``GptOssAttention``, ``eager_attention_forward``).
     """
 
     def place(site: Site) -> Iterator[Placement]:
-        settings = site.settings
-        hidden, heads = settings.count("hidden_size"), settings.count("num_attention_heads")
-        kv_heads = settings.optional("num_key_value_heads")
-        kv_heads = heads if kv_heads is None else kv_heads
-        if not heads or not kv_heads or heads % kv_heads:
-            raise ConfigError(
-                f"{heads} query heads cannot share {kv_heads} key/value heads evenly",
-                where="config.json: num_attention_heads, num_key_value_heads",
-            )
-        head_dim = settings.optional("head_dim")
-        head_dim = hidden // heads if head_dim is None else head_dim
+        settings, module = site.settings, names.module
+        hidden = settings.count("hidden_size")
+        heads, kv_heads, head_dim = _heads(settings)
+        counts = {"q": heads, "k": kv_heads, "v": kv_heads}
 
-        for letter, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            rows = (count, head_dim)
-            yield site.whole(f"self_attn.{letter}_proj.weight", f"attn.{letter}", (rows, (hidden,)))
-            if switched_on(settings, qkv_bias):
-                yield site.whole(f"self_attn.{letter}_proj.bias", f"attn.{letter}.bias", (rows,))
-        if switched_on(settings, qk_norm):
-            yield site.whole("self_attn.q_norm.weight", "attn.q_norm", ((head_dim,),))
-            yield site.whole("self_attn.k_norm.weight", "attn.k_norm", ((head_dim,),))
-        yield site.whole("self_attn.o_proj.weight", "attn.out", ((hidden,), (heads, head_dim)))
-        if switched_on(settings, out_bias):
-            yield site.whole("self_attn.o_proj.bias", "attn.out.bias", ((hidden,),))
+        if names.joined is not None:
+            runs = [Piece(f"attn.{letter}", count) for letter, count in counts.items()]
+            rows = (heads + 2 * kv_heads, head_dim)
+            yield from site.split(f"{module}{names.joined}.weight", (rows, (hidden,)), 0, runs)
+            if settings.on(qkv_bias):
+                biases = [Piece(f"{piece.role}.bias", piece.length) for piece in runs]
+                yield from site.split(f"{module}{names.joined}.bias", (rows,), 0, biases)
+        else:
+            for letter, count in counts.items():
+                parts = [f"attn.{letter}"] + ["attn.gate"] * (gated and letter == "q")
+                rows, pieces = (count, len(parts) * head_dim), [Piece(role, head_dim) for role in parts]
+                yield from site.split(f"{module}{letter}_proj.weight", (rows, (hidden,)), 1, pieces)
+                if settings.on(qkv_bias):
+                    biases = [Piece(f"{role}.bias", head_dim) for role in parts]
+                    yield from site.split(f"{module}{letter}_proj.bias", (rows,), 1, biases)
+        if settings.on(qk_norm):
+            yield site.norm(f"{module}{names.q_norm}.weight", "attn.q_norm", head_dim)
+            yield site.norm(f"{module}{names.k_norm}.weight", "attn.k_norm", head_dim)
+        if sinks:
+            yield site.whole(f"{module}sinks", "attn.sink", ((heads,),))
+        yield site.whole(f"{module}{names.out}.weight", "attn.out", ((hidden,), (heads, head_dim)))
+        if settings.on(out_bias):
+            yield site.whole(f"{module}{names.out}.bias", "attn.out.bias", ((hidden,),))
 
     return place
 
 
-def latent(site: Site) -> Iterator[Placement]:
+def _heads(settings: Settings) -> tuple[int, int, int]:
+    """Query heads, key/value heads (null: as many) and dims of each (null: what the hidden size leaves)."""
+    heads, kv_heads = settings.count("num_attention_heads"), settings.optional("num_key_value_heads")
+    kv_heads = heads if kv_heads is None else kv_heads
+    if not heads or not kv_heads or heads % kv_heads:
+        raise ConfigError(
+            f"{heads} query heads cannot share {kv_heads} key/value heads evenly",
+            where="config.json: num_attention_heads, num_key_value_heads",
+        )
+    head_dim = settings.optional("head_dim")
+    return heads, kv_heads, settings.count("hidden_size") // heads if head_dim is None else head_dim
+
+
+def latent(*, interleaved: bool | str) -> Module:
     """Each query head's rows are [nope, rope]; each head's rows of kv_b are [key nope, value]; kv_a's [latent, rope].
 
-    Raises NotRepresentableError for ``attention_bias``: the biases of the down projections have no role.
+    ``interleaved``: how rotary rows are stored (see ``rotary``), fixed by the modelling code or by a config key.
     """
+
+    def place(site: Site) -> Iterator[Placement]:
+        return _latent(site, site.settings.on(interleaved))
+
+    return place
+
+
+def _latent(site: Site, interleaved: bool) -> Iterator[Placement]:
+    """Raises NotRepresentableError for ``attention_bias``: the biases of the down projections have no role."""
     settings = site.settings
     if settings.flag("attention_bias"):
         raise NotRepresentableError(
@@ -73,32 +118,31 @@ def latent(site: Site) -> Iterator[Placement]:
     nope, rope = settings.count("qk_nope_head_dim"), settings.count("qk_rope_head_dim")
     value, kv_rank = settings.count("v_head_dim"), settings.count("kv_lora_rank")
     q_rank = settings.optional("q_lora_rank")
-    interleaved = settings.flag("rope_interleave")
 
     def query(role: str) -> list[Piece]:
-        return [Piece(f"{role}.nope", nope), *_rotary(f"{role}.rope", rope, interleaved)]
+        return [Piece(f"{role}.nope", nope), *rotary(f"{role}.rope", rope, interleaved)]
 
     q_rows = (heads, nope + rope)
     if q_rank is None:
         yield from site.split("self_attn.q_proj.weight", (q_rows, (hidden,)), 1, query("mla.q"))
     else:
         yield site.whole("self_attn.q_a_proj.weight", "mla.q_down", ((q_rank,), (hidden,)))
-        yield site.whole("self_attn.q_a_layernorm.weight", "mla.q_down_norm", ((q_rank,),))
+        yield site.norm("self_attn.q_a_layernorm.weight", "mla.q_down_norm", q_rank)
         yield from site.split("self_attn.q_b_proj.weight", (q_rows, (q_rank,)), 1, query("mla.q_up"))
 
-    down = [Piece("mla.kv_down.latent", kv_rank), *_rotary("mla.kv_down.rope", rope, interleaved)]
+    down = [Piece("mla.kv_down.latent", kv_rank), *rotary("mla.kv_down.rope", rope, interleaved)]
     yield from site.split("self_attn.kv_a_proj_with_mqa.weight", ((kv_rank + rope,), (hidden,)), 0, down)
-    yield site.whole("self_attn.kv_a_layernorm.weight", "mla.kv_norm", ((kv_rank,),))
+    yield site.norm("self_attn.kv_a_layernorm.weight", "mla.kv_norm", kv_rank)
     up = [Piece("mla.kv_up.k", nope), Piece("mla.kv_up.v", value)]
     yield from site.split("self_attn.kv_b_proj.weight", ((heads, nope + value), (kv_rank,)), 1, up)
     yield site.whole("self_attn.o_proj.weight", "attn.out", ((hidden,), (heads, value)))
 
 
-def _rotary(role: str, rope: int, interleaved: bool) -> list[Piece]:
+def rotary(role: str, rope: int, interleaved: bool) -> list[Piece]:
     """The rotary rows as stored, in terms of dims of which 2p and 2p + 1 are turned together, by frequency p.
 
-    ``rope_interleave`` true stores them so; false stores all first members of the pairs, then all second ones
-    (``rotate_half``), and each row then stands for a dim elsewhere.
+    ``interleaved`` stores them so (``apply_rotary_pos_emb_interleave``); else all first members of the pairs come
+    first, then all second ones (``rotate_half``), and each row then stands for a dim elsewhere.
     """
     if interleaved:
         return [Piece(role, rope)]

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from mtpconvert.audit.roles.algebra import Placement, Role
+from mtpconvert.audit.roles.vocabulary import minus_one
 from mtpconvert.errors import ConfigError
 from mtpconvert.tensors import Block, Box, Inventory, Shape
 
@@ -70,6 +71,22 @@ class Settings:
             )
         return bool(value)
 
+    def on(self, part: bool | str) -> bool:
+        """Whether a part that may be left out is there: fixed by the modelling code, or by a config key."""
+        return self.flag(part) if isinstance(part, str) else part
+
+    def listed(self, key: str, length: int) -> list[Any] | None:
+        """A list of at least ``length`` entries (one per layer), or None for null or no key; ConfigError otherwise."""
+        value = self.raw(key)
+        if value is not None and (not isinstance(value, list) or len(value) < length):
+            said = f"has {len(value)} entries" if isinstance(value, list) else f"is {value!r}"
+            raise ConfigError(
+                f"{key} {said}, fewer entries than the {length} layers",
+                where=f"config.json: {key}",
+                next_step=f"write {key} as a list with an entry per layer",
+            )
+        return value
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -86,54 +103,102 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a module stands: its place among the roles, the prefix of its tensors, the config, and what is on disk."""
+    """Where a module stands: its place among the roles, the prefix of its tensors, the config, and what is on disk.
+
+    ``zero_centred``: its norms keep ``scale - 1``.
+    """
 
     place: str
     prefix: str
     settings: Settings
     inventory: Inventory
+    zero_centred: bool = False
 
     def of_model(self) -> Site:
         """The same tensors, holding roles of the model as a whole."""
         return replace(self, place="")
 
+    def at(self, place: str, prefix: str) -> Site:
+        """Another place of the same model."""
+        return replace(self, place=place, prefix=prefix)
+
     def has(self, tensor: str) -> bool:
         return self.prefix + tensor in self.inventory
 
+    def either(self, *spellings: str) -> str:
+        """The first of several spellings of one tensor that is on disk; the first of all when none is."""
+        return next((tensor for tensor in spellings if self.has(tensor)), spellings[0])
+
+    def norm(self, tensor: str, role: str, length: int) -> Placement:
+        """All of the vector ``tensor`` scales a norm, in the convention of the norms of this site."""
+        return self.whole(tensor, minus_one(role) if self.zero_centred else role, ((length,),))
+
     def whole(self, tensor: str, role: str, axes: Axes, *, copy: bool = False) -> Placement:
         """All of ``tensor``, read as ``axes``, is all of ``role``."""
-        shape, grid, box = _read(axes)
-        block = Block(self.prefix + tensor, shape, grid, box)
-        return Placement(Role(self.place, role, grid), box, block, copy=copy)
+        _, grid, box = _read(axes)
+        return self.cut(tensor, axes, box, Role(self.place, role, grid), box, copy=copy)
 
     def members(self, tensor: str, role: str, axes: Axes, count: int) -> Iterator[Placement]:
         """For each index below ``count``, all of the tensor so numbered is that entry of ``role``'s first axis.
 
         ``tensor`` has ``{}`` where the index stands.
         """
-        shape, grid, box = _read(axes)
+        _, grid, box = _read(axes)
         whole_role = Role(self.place, role, (count, *grid))
         for index in range(count):
-            block = Block(self.prefix + tensor.format(index), shape, grid, box)
-            yield Placement(whole_role, ((index, index + 1), *box), block)
+            yield self.cut(tensor.format(index), axes, box, whole_role, ((index, index + 1), *box))
 
     def split(self, tensor: str, axes: Axes, axis: int, pieces: list[Piece]) -> Iterator[Placement]:
         """``pieces``, one after the other, are cut from ``axis`` (counted in the reading ``axes``) of ``tensor``.
 
         Raises ConfigError when the pieces do not add up to the axis (the config contradicts itself).
         """
-        shape, grid, whole = _read(axes)
+        _, grid, whole = _read(axes)
         stops = list(accumulate(piece.length for piece in pieces))
-        if stops[-1] != grid[axis]:
-            raise ConfigError(
-                f"parts of {stops[-1]} in all cannot fill an axis of {grid[axis]}", where=self.prefix + tensor
-            )
+        self._filled(tensor, stops[-1], grid[axis])
         for piece, stop in zip(pieces, stops, strict=True):
             box = (*whole[:axis], (stop - piece.length, stop), *whole[axis + 1 :])
             part = (*whole[:axis], (piece.start, piece.start + piece.length), *whole[axis + 1 :])
             extent = piece.length if piece.of is None else piece.of
-            role = Role(self.place, piece.role, (*grid[:axis], extent, *grid[axis + 1 :]))
-            yield Placement(role, part, Block(self.prefix + tensor, shape, grid, box))
+            yield self.cut(
+                tensor, axes, box, Role(self.place, piece.role, (*grid[:axis], extent, *grid[axis + 1 :])), part
+            )
+
+    def heads(self, tensor: str, axes: Axes, runs: list[tuple[str, int, int]]) -> Iterator[Placement]:
+        """Axis 0 of ``tensor`` is cut into ``runs`` of (role, heads, dims of each head), one after the other.
+
+        A head's dims are neighbours; the role's axes are (head, dim, then the rest of ``axes`` without unit ones).
+        """
+        _, grid, whole = _read(axes)
+        self._filled(tensor, sum(heads * dims for _, heads, dims in runs), grid[0])
+        rest = tuple(extent for extent in grid[1:] if extent != 1)
+        start = 0
+        for name, heads, dims in runs:
+            role = Role(self.place, name, (heads, dims, *rest))
+            for head in range(heads):
+                part = ((head, head + 1), (0, dims), *((0, extent) for extent in rest))
+                yield self.cut(tensor, axes, ((start, start + dims), *whole[1:]), role, part)
+                start += dims
+
+    def cut(
+        self, tensor: str, axes: Axes, box: Box, role: Role, part: Box, order: Shape | None = None, copy: bool = False
+    ) -> Placement:  # fmt: skip
+        """``box`` of ``tensor``, read as ``axes``, is ``part`` of ``role``.
+
+        ``order``: the axes of the reading in the order of the role's, where the tensor is stored transposed; axes
+        that ``box`` cuts to one index may be left out.
+        """
+        shape, grid, _ = _read(axes)
+        perm = None
+        if order is not None:
+            kept = [axis for axis, (start, stop) in enumerate(box) if stop - start != 1]
+            perm = tuple(kept.index(axis) for axis in order if axis in kept)
+            perm = None if perm == tuple(range(len(kept))) else perm
+        return Placement(role, part, Block(self.prefix + tensor, shape, grid, box), perm, copy)
+
+    def _filled(self, tensor: str, found: int, axis: int) -> None:
+        if found != axis:
+            raise ConfigError(f"parts of {found} in all cannot fill an axis of {axis}", where=self.prefix + tensor)
 
 
 @cache

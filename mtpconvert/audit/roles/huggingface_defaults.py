@@ -1,0 +1,87 @@
+"""What a config.json that lacks a key means: the defaults of each family's config class (transformers 5.24.0).
+
+models/<model_type>/configuration_<model_type>.py, of the class that each table names. A key that is not a field of the
+class is one that published files carry all the same; its default is what the modelling code does without it.
+"""
+
+from __future__ import annotations
+
+from mtpconvert.audit.roles.huggingface_site import Default
+
+Defaults = dict[str, Default]
+
+# A family without an MTP count in its config class gets the layers of modeling_layers.py:MtpModel if a file has one.
+_SHARED: Defaults = {"tie_word_embeddings": False, "mtp_hidden_states_first": False, "num_nextn_predict_layers": 0}
+
+# LlamaConfig
+LLAMA: Defaults = {
+    **_SHARED, "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None,
+    "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+
+# MistralConfig
+MISTRAL: Defaults = {
+    **_SHARED, "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": None,
+}  # fmt: skip
+
+# MixtralConfig
+MIXTRAL: Defaults = {**MISTRAL, "num_local_experts": 8}
+
+# Qwen2Config; head_dim is not a field of it, the modelling code derives it
+QWEN2: Defaults = {
+    **_SHARED, "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": None,
+}  # fmt: skip
+
+# Qwen3Config
+QWEN3: Defaults = {**QWEN2, "head_dim": 128, "attention_bias": False}
+
+# Qwen2MoeConfig
+QWEN2_MOE: Defaults = {
+    **_SHARED, "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": None, "qkv_bias": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": None, "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632, "num_experts": 60,
+}  # fmt: skip
+
+# Qwen3MoeConfig; head_dim is not a field of it, published files carry it
+QWEN3_MOE: Defaults = {
+    **_SHARED, "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": None, "attention_bias": False,
+    "decoder_sparse_step": 1, "mlp_only_layers": None, "moe_intermediate_size": 768, "num_experts": 128,
+}  # fmt: skip
+
+# DeepseekV2Config
+DEEPSEEK_V2: Defaults = {
+    **_SHARED, "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 11008, "moe_intermediate_size": 1407,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "n_shared_experts": 2, "n_routed_experts": 64,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+    "first_k_dense_replace": 0, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+
+# DeepseekV3Config; moe_layer_freq is not a field of it
+DEEPSEEK_V3: Defaults = {
+    **_SHARED, "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+    "first_k_dense_replace": 3, "moe_layer_freq": 1, "rope_interleave": True, "attention_bias": False,
+    "num_nextn_predict_layers": 1,
+}  # fmt: skip
+
+# Glm4MoeConfig; head_dim is not a field of it, published files carry it
+GLM4_MOE: Defaults = {
+    **_SHARED, "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+    "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": None,
+    "n_shared_experts": 1, "n_routed_experts": 128, "first_k_dense_replace": 1, "attention_bias": False,
+    "use_qk_norm": False, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+
+# Glm4MoeLiteConfig; first_k_dense_replace is not a field of it: mlp_layer_types null makes the first layer dense
+GLM4_MOE_LITE: Defaults = {
+    **_SHARED, "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
+    "num_hidden_layers": 47, "num_attention_heads": 20, "n_shared_experts": 1, "n_routed_experts": 64,
+    "kv_lora_rank": 512, "q_lora_rank": 768, "qk_rope_head_dim": 64, "v_head_dim": 256, "qk_nope_head_dim": 192,
+    "first_k_dense_replace": 1, "mlp_layer_types": None, "rope_interleave": True, "attention_bias": False,
+}  # fmt: skip

@@ -1,0 +1,63 @@
+"""Which tensors the HF half expects of each family: spellings, layers of each kind, MTP layouts, published sizes."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from mtpconvert.audit.roles.huggingface import placements
+from tests.support.hf_roles import inventory, saved
+from tests.support.roles_cover import check_exact_cover
+
+
+def places(config: dict[str, Any], tensors: dict[str, torch.Tensor], role: str) -> set[str]:
+    return {p.role.place for p in placements(config, inventory(tensors)) if p.role.name == role}
+
+
+def test_mixtral_as_transformers_keeps_it_in_memory() -> None:
+    config, tensors = saved("mixtral")
+    renamed = {k.replace("block_sparse_moe", "mlp"): v for k, v in tensors.items()}
+    check_exact_cover(placements(config, inventory(renamed)), inventory(renamed))
+    stacked = {k: v for k, v in renamed.items() if ".experts." not in k}
+    for n in range(2):
+        layer = f"model.layers.{n}.mlp.experts."
+        pairs = [torch.cat([renamed[f"{layer}{e}.{w}.weight"] for w in ("w1", "w3")]) for e in range(4)]
+        stacked[f"{layer}gate_up_proj"] = torch.stack(pairs)
+        stacked[f"{layer}down_proj"] = torch.stack([renamed[f"{layer}{e}.w2.weight"] for e in range(4)])
+    check_exact_cover(placements(config, inventory(stacked)), inventory(stacked))
+
+
+@pytest.mark.parametrize(
+    ("case", "moe"),
+    [
+        ("qwen3 moe, every other", {"trunk.1"}),
+        ("qwen3 moe, first dense, biased", {"trunk.1"}),
+        ("qwen2 moe", {"trunk.0", "trunk.1"}),
+        ("glm lite, rotary halves, sparse", {"trunk.0", "trunk.1"}),
+        ("glm lite", {"trunk.1", "mtp.0"}),
+    ],
+)
+def test_layers_with_experts(case: str, moe: set[str]) -> None:
+    assert places(*saved(case), "router") == moe
+
+
+def test_mtp_beside_the_trunk_is_found_and_its_block_is_that_of_the_first_layer() -> None:
+    config, tensors = saved("qwen3 moe, MTP")
+    undeclared = {k: v for k, v in config.items() if k != "num_nextn_predict_layers"}
+    assert places(undeclared, tensors, "attn.q") == places(config, tensors, "attn.q") == {"trunk.0", "trunk.1", "mtp.0"}
+    scrap = {k: v for k, v in tensors.items() if not k.startswith("mtp.") or k == "mtp.fc.weight"}
+    assert places(undeclared, scrap, "mtp.final_norm") == {"mtp.0"}
+    second = {k.replace("layers.0", "layers.1"): v for k, v in tensors.items() if k.startswith("mtp.layers.0.")}
+    assert places(config, tensors | second, "attn.q") == {"trunk.0", "trunk.1", "mtp.0", "mtp.1"}
+    assert places(config, tensors | second, "mtp.final_norm") == {"mtp.0"}
+    check_exact_cover(placements(config, inventory(tensors | second)), inventory(tensors | second))
+
+
+def test_kimi_and_moonlight_declare_no_mtp() -> None:
+    """The published config keys that matter (knowledge/families.md, section 6)."""
+    kimi = {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 0, "num_hidden_layers": 4}
+    assert not any(p.role.is_mtp for p in placements(kimi, {}))
+    moonlight = kimi | {"q_lora_rank": None, "num_hidden_layers": 2, "first_k_dense_replace": 1, "n_routed_experts": 4}
+    names = Counter(p.role.name for p in placements(moonlight, {}))
+    assert names["mla.q.nope"] == 2 and names["router.correction"] == 1 and "mla.q_down" not in names
