@@ -65,7 +65,7 @@ _ANY = re.compile("|".join(pattern.replace("(?P<k>", "(?:") for kind in KINDS fo
 
 def kind_of(names: Iterable[str]) -> Kind:
     """The kind of draft part that a checkpoint with these tensor names has; ``MTP`` where nothing shows another."""
-    found = [name for name in names if _ANY.search(name)]
+    found = [name for name in names if ".experts." not in name and _ANY.search(name)]  # experts show none of them
     if found:
         for kind in KINDS:
             if all(any(re.search(pattern, name) for name in found) for pattern in kind.shown_by):

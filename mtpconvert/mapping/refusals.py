@@ -17,6 +17,7 @@ def refuse(config: Mapping[str, Any], names: Collection[str], *, mapped: bool, d
     ``names``: HF tensor names, none where only a config is known. ``mapped``: whether a mapping file of the config's
     architecture is there; then only tensors can be a reason. ``drop_mtp``: MTP tensors are left out anyway.
     """
+    names = [name for name in names if ".experts." not in name]  # many, and they show none of these
     for entry in () if mapped else FAMILIES:
         if (where := _config_place(entry, config)) is not None:
             raise _error(entry, _found(entry, names), where, mapped)
