@@ -37,6 +37,7 @@ from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.plan import Plan, default_notes, plan_to_mcore, vocab_multiple
+from mtpconvert.mapping.versions import refuse_version
 from mtpconvert.stores.detect import ASSETS, HEADERS, TRACKER, detect
 from mtpconvert.stores.safetensors.plan import plan_layout, subset_layout
 from mtpconvert.stores.safetensors.reader import SafetensorsReader, save_headers
@@ -118,6 +119,7 @@ def open_source(source: Path, options: ToMcore) -> HfSource:
         )
     files, config = SafetensorsReader(source), read_config(source)
     mapping = mapping_for(config, options.mapping, files.inventory(), drop_mtp=options.mtp == "drop")
+    refuse_version(mapping, config, options.mcore_version)
     packing = packing_of(config, files.inventory(), str(source))
     reader: SafetensorsReader | DecodedReader = files if packing.kind is None else DecodedReader(files, packing)
     multiple = vocab_multiple(options.make_vocab_size_divisible_by, options.tp)

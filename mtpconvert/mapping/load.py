@@ -23,11 +23,12 @@ from mtpconvert.mapping.toml_values import (
     text,
     texts_of,
 )
+from mtpconvert.mapping.versions import load_unsupported
 
 SCHEMA = 1
 _TOP_KEYS = {
     "schema", "architecture", "mcore_model", "evidence", "include", "dims", "defaults", "layers", "place", "rows",
-    "variants", "mtp", "arguments",
+    "variants", "mtp", "arguments", "unsupported",
 }  # fmt: skip
 _PRESENT = re.compile(r"[^{}]*\{(?:[A-Za-z_][\w.]*\+)?i\}[^{}]*")
 
@@ -71,6 +72,7 @@ def load_mapping(file: Path, shared: Path | None = None) -> Mapping:
         variants=variants,
         mtp=_mtp(file, table["mtp"]) if "mtp" in table else None,
         arguments=table_of(table.get("arguments", {}), file, "[arguments]"),
+        unsupported=load_unsupported(file, table.get("unsupported", [])),
     )
 
 

@@ -48,6 +48,16 @@ class MtpRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsupported:
+    """megatron-core ``version`` cannot hold the model, where the config key ``when`` is set and ``unless`` is not."""
+
+    version: str
+    when: str | None
+    unless: str | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Mapping:
     file: Path
     architecture: str
@@ -61,3 +71,4 @@ class Mapping:
     variants: MappingOf[str, tuple[str, ...]]
     mtp: MtpRule | None
     arguments: MappingOf[str, Any]
+    unsupported: tuple[Unsupported, ...] = ()

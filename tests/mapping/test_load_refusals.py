@@ -44,6 +44,18 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
         "needs the layer's number",
         "[mtp]",
     ),
+    "unsupported version": (
+        "[mtp]",
+        '[[unsupported]]\nmcore = "0.17"\nwhy = "x"\n[mtp]',
+        "mcore is '0.17'; known: 0.16, 0.19",
+        "[[unsupported]], entry 1",
+    ),
+    "unsupported without why": (
+        "[mtp]",
+        '[[unsupported]]\nmcore = "0.19"\n[mtp]',
+        "'why' is missing",
+        "[[unsupported]], entry 1",
+    ),
     "place unknown key": ('each = "all"', 'each = "all"\nfor = 1', "unknown keys for", "place 2"),
     "place of nothing": ('rows = ["root"]', "rows = []", "places no row group", "place 1"),
     "place rows a text": ('rows = ["root"]', 'rows = "root"', "array of texts", "place 1, rows"),

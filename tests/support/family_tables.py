@@ -63,13 +63,17 @@ def deepseek_extras(config: Config) -> Shapes:
 
 @dataclass(frozen=True)
 class Case:
-    """``changes`` of the tiny config. ``trunk``: names and shapes; ``mtp``: of MTP layer ``depth``, given them."""
+    """``changes`` of the tiny config. ``trunk``: names and shapes; ``mtp``: of MTP layer ``depth``, given them.
+
+    ``unsupported``: versions of megatron-core that cannot hold it.
+    """
 
     architecture: str
     changes: Config = field(default_factory=dict)
     trunk: Callable[[Config], Shapes] = transformers_shapes
     mtp: Callable[[Config, Shapes, int], Shapes] | None = None
     depths: int = 0
+    unsupported: tuple[str, ...] = ()
 
     def config(self) -> Config:
         config = sample_configs(self.architecture)["tiny"] | self.changes
@@ -100,9 +104,13 @@ CASES: dict[str, Case] = {
     "DeepSeek-V2, groups": Case(
         "DeepseekV2ForCausalLM", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
     ),
-    "DeepSeek-V2-Lite": Case("DeepseekV2ForCausalLM", {"q_lora_rank": None}),
+    "DeepSeek-V2-Lite": Case("DeepseekV2ForCausalLM", {"q_lora_rank": None}, unsupported=("0.19",)),
     "Kimi-K2": Case("DeepseekV3ForCausalLM", {"num_nextn_predict_layers": 0, "n_group": 1}),
-    "Moonlight": Case("DeepseekV3ForCausalLM", {"num_nextn_predict_layers": 0, "n_group": 1, "q_lora_rank": None}),
+    "Moonlight": Case(
+        "DeepseekV3ForCausalLM",
+        {"num_nextn_predict_layers": 0, "n_group": 1, "q_lora_rank": None},
+        unsupported=("0.19",),
+    ),
     "GLM-4.7-Flash": Case("Glm4MoeLiteForCausalLM", mtp=appended(deepseek_extras), depths=1),
 }
 

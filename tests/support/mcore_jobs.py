@@ -96,7 +96,7 @@ def ask_and_load(directories: dict[str, list[str]]) -> dict[str, list[dict[str, 
     """For each layer spec and each of its iteration directories: a float32 model of the directory's own ``args``.
 
     "asked": tensor keys and global shapes of the model's real sharded state dict; "stored": those that megatron-core
-    finds in the directory; "nan": tensors that the real load leaves unfilled; "error" in its place if it stops.
+    finds in the directory; "nan": tensors that the real load leaves unfilled. "error" in their place if it stops.
     """
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
@@ -105,7 +105,11 @@ def ask_and_load(directories: dict[str, list[str]]) -> dict[str, list[dict[str, 
     for spec, folders in directories.items():
         results[spec] = []
         for directory in map(Path, folders):
-            model = mcore.model_from_args(mcore.common_state(directory)["args"], spec=spec)
+            try:
+                model = mcore.model_from_args(mcore.common_state(directory)["args"], spec=spec)
+            except ValueError as error:  # megatron-core's word for a config that it has no modules for
+                results[spec].append({"error": str(error)})
+                continue
             with mcore_cpu.quiet():
                 content = dist_checkpointing.load_content_metadata(str(directory)) or {}
                 state = dict(model.sharded_state_dict(metadata=mcore.content_metadata(content)))
