@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mtpconvert.audit.causes import Explainer
-from mtpconvert.audit.compare import Bench, Outcome, check_records, compare_pairs
+from mtpconvert.audit.checksums import check_records
+from mtpconvert.audit.compare import Bench, Outcome, compare_pairs
 from mtpconvert.audit.describe import Description
 from mtpconvert.audit.dtypes import dtypes_of, right_bits
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.plan import Plan
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.roles.algebra import Placement
-from mtpconvert.audit.windows import Buffer, Reader
 from mtpconvert.audit.words import index_words, meaning, role_place
-from mtpconvert.errors import CheckpointError
 
 
 @dataclass(slots=True)
@@ -35,9 +34,9 @@ class Bits:
 def audit_bits(left: Side, right: Side, one: Description, two: Description, plan: Plan, trained: bool) -> Bits:
     """Compare every pair of the plan; check CRCs of records. With ``trained`` differences are the normal case."""
     bits = Bits()
+    bits.outcomes, sums = compare_pairs(plan.all_pairs(left), left, right)
     for side in (left, right):
-        bits.findings += _check_crcs(side)
-    bits.outcomes = compare_pairs(plan.all_pairs(left), left, right)
+        bits.findings += check_records(side, sums[side.label])
     by_tensor: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in bits.outcomes:
         if not outcome.pair.copy:
@@ -63,26 +62,6 @@ def audit_bits(left: Side, right: Side, one: Description, two: Description, plan
     finally:
         bench.close()
     return bits
-
-
-def _check_crcs(side: Side) -> list[Finding]:
-    found: list[Finding] = []
-    reader, buffer = Reader(side), Buffer()
-    for name in side.inventory:
-        if name in side.broken:
-            continue
-        try:
-            fault = check_records(side, name, reader, buffer)
-        except CheckpointError as error:
-            side.broken.add(name)
-            text = f"{name}: {error.what} ({error.where})"
-            found.append(finding("chunk-unreadable", text, side=side.label, tensor=name))
-            continue
-        if fault is not None:
-            text = f"{name}: {fault[0]} of its records do not match the CRC-32 stored with them; {fault[1]}"
-            found.append(finding("crc-mismatch", text, side=side.label, tensor=name))
-    reader.close()
-    return found
 
 
 def _unread(outcome: Outcome, side: Side) -> Finding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,13 @@ from mtpconvert.audit.segments import Segment, segments_of
 from mtpconvert.errors import IncompleteError
 from mtpconvert.tensors import DTYPE_BITS, Block, Box, Shape
 
-WINDOW = 1 << 20
+WINDOW = 2 << 20
 _SPAN = 1 << 20
 _OPEN_FILES = 48  # per side and thread, well below the usual limit of 1,024
 _SHORT = 8192  # runs below this many bytes are read as a span
+
+
+Note = Callable[[int, int, memoryview], None]
 
 
 class Files:
@@ -146,11 +149,20 @@ class Buffer:
 
 
 class Reader:
-    """Reads windows of operands of one side into a Buffer; not to be shared between threads."""
+    """Reads windows of operands of one side into a Buffer; not to be shared between threads.
 
-    def __init__(self, side: Side) -> None:
+    ``note`` hears of each stretch of a file that was read without a gap: file number, offset, the bytes.
+    """
+
+    def __init__(self, side: Side, note: Note | None = None) -> None:
         self.files = Files(side.files)
         self._scratch = Buffer(_SPAN)
+        self._note = note
+
+    def _read(self, file: int, view: memoryview, offset: int) -> None:
+        self.files.read_into(file, view, offset)
+        if self._note is not None:
+            self._note(file, offset, view)
 
     def fill(self, operand: Operand, window: Box, buffer: Buffer) -> int:
         """Read the window in C order; returns its length in bytes."""
@@ -180,7 +192,7 @@ class Reader:
             axis -= 1
             run *= counts[axis]
         if axis == 0:
-            self.files.read_into(file, buffer.view[goal : goal + run], source)
+            self._read(file, buffer.view[goal : goal + run], source)
             return
         outer = counts[:axis]
         span = sum((n - 1) * s for n, s in zip(outer, strides, strict=False)) + run
@@ -197,7 +209,8 @@ class Reader:
     ) -> None:  # fmt: skip
         import numpy as np
 
-        self.files.read_into(file, self._scratch.view[:span], source)
+        read_all = self._read if span == prod(outer) * run else self.files.read_into
+        read_all(file, self._scratch.view[:span], source)
         axes = len(outer)
         shape = (*outer, run)
         read = np.lib.stride_tricks.as_strided(self._scratch.array, shape, (*strides[:axes], 1))

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import combinations
 from math import prod
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from mtpconvert.audit.findings import finding
@@ -138,15 +139,20 @@ def _check_files(side: Side, where: dict[Any, tuple[str, int, int]]) -> None:
 
 
 class _Opener:
-    """Finds the records of one tensor when it is asked for, and remembers the last few."""
+    """Finds the records of a tensor when it is asked for, and remembers them."""
 
     def __init__(self, side: Side, chunks: dict[str, list[Box]], where: dict[Any, Any], files: dict[str, int]) -> None:
         self._side, self._chunks, self._where, self._files = side, chunks, where, files
         self._found: dict[str, list[tuple[Box, int, Stored]]] = {}
+        self._lock = Lock()  # two threads often ask for one tensor at a time: they would open its archives twice
 
     def _stored(self, name: str) -> list[tuple[Box, int, Stored]]:
-        if name in self._found:
+        with self._lock:
+            if name not in self._found:
+                self._found[name] = self._open(name)
             return self._found[name]
+
+    def _open(self, name: str) -> list[tuple[Box, int, Stored]]:
         found = []
         for box in self._chunks[name]:
             key = (name, tuple(start for start, _ in box))
@@ -163,7 +169,6 @@ class _Opener:
                 text = f"the record holds {stored.dtype} {list(stored.shape)}, not {spec.dtype} {list(extents)}"
                 raise CheckpointError(text, where=f"{file}: {name}")
             found.append((box, self._files[file], stored))
-        self._found[name] = found
         return found
 
     def pieces(self, name: str) -> Sequence[Piece]:
