@@ -1,9 +1,5 @@
 """The Megatron half against the real megatron-core: every element placed once, and in the place the model means."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,15 +7,14 @@ import pytest
 import torch
 
 from mtpconvert.audit.roles.megatron import expected_dtype, placements
-from mtpconvert.tensors import Inventory, TensorSpec, inventory_of
+from mtpconvert.tensors import Inventory
 from tests.support.mcore import model_from_args
 from tests.support.mcore_cpu import quietly
 from tests.support.mcore_forward import hidden_states
-from tests.support.mcore_roles import ARGUMENTS, inventory, randomise, saved_tensors
+from tests.support.mcore_roles import ARGUMENTS, inventory, randomise, saved_tensors, te_inventories
 from tests.support.roles_cover import check_exact_cover
 from tests.support.roles_forward import Forward, gather
 
-ROOT = Path(__file__).parents[2]
 TOKENS = torch.tensor([3, 17, 28, 5, 11, 0, 9])
 
 
@@ -31,19 +26,6 @@ def real(request: pytest.FixtureRequest) -> SimpleNamespace:
     return SimpleNamespace(name=request.param, facts=arguments, model=model, tensors=saved_tensors(model))
 
 
-@pytest.fixture(scope="module")
-def te_inventories() -> dict[str, Inventory]:
-    """What the Transformer Engine spec of the same models saves, from a process of its own."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.support.mcore_roles"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    return {
-        name: inventory_of(TensorSpec(key, tuple(shape), dtype) for key, (shape, dtype) in tensors.items())
-        for name, tensors in json.loads(run.stdout).items()
-    }
-
-
 def covered(facts: dict[str, Any], held: Inventory) -> None:
     check_exact_cover(placements(facts, held), held)
 
@@ -53,8 +35,8 @@ def test_local_spec_is_covered_exactly(real: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("name", list(ARGUMENTS))
-def test_te_spec_is_covered_exactly(te_inventories: dict[str, Inventory], name: str) -> None:
-    covered(ARGUMENTS[name], te_inventories[name])
+def test_te_spec_is_covered_exactly(name: str) -> None:
+    covered(ARGUMENTS[name], te_inventories()[name])
 
 
 def test_halves_and_experts_in_tensors_of_their_own_are_covered_exactly(real: SimpleNamespace) -> None:
@@ -65,10 +47,10 @@ def test_halves_and_experts_in_tensors_of_their_own_are_covered_exactly(real: Si
     assert all(torch.equal(whole[role], parts[role]) for role in whole)
 
 
-def test_both_specs_name_the_same_roles(real: SimpleNamespace, te_inventories: dict[str, Inventory]) -> None:
+def test_both_specs_name_the_same_roles(real: SimpleNamespace) -> None:
     local, te = (
         {(p.role, p.part) for p in placements(real.facts, held)}
-        for held in (inventory(real.tensors), te_inventories[real.name])
+        for held in (inventory(real.tensors), te_inventories()[real.name])
     )
     assert local == te
 

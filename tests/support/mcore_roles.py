@@ -1,17 +1,21 @@
 """Real megatron-core models for the tests of the Megatron half: their arguments, inventories and global tensors.
 
-``python -m tests.support.mcore_roles`` prints, as JSON, what the Transformer Engine spec saves: {model: {key: [shape,
-dtype]}}. It runs apart because the stand-in must be there before ``megatron.core`` is first imported.
+``python -m tests.support.mcore_roles`` prints, as JSON, what the Transformer Engine spec saves, {model: {key: [shape,
+dtype]}}, and what its norms were told, of ``mcore_kinds`` too. It runs apart because the stand-in must be there before
+``megatron.core`` is first imported.
 """
 
+import functools
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from mtpconvert.tensors import Inventory, TensorSpec
+from mtpconvert.tensors import Inventory, TensorSpec, inventory_of
 from tests.support import te_standin
 from tests.support.mcore import content_metadata, model_from_args
 from tests.support.mcore_cpu import quietly
@@ -98,12 +102,52 @@ def inventory(tensors: dict[str, torch.Tensor]) -> Inventory:
     return {key: TensorSpec(key, tuple(t.shape), DTYPES[t.dtype]) for key, t in tensors.items()}
 
 
+@functools.cache
+def _te_models() -> dict[str, Any]:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.mcore_roles"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@functools.cache
+def te_inventories() -> dict[str, Inventory]:
+    """What the Transformer Engine spec saves, of every model here and in ``mcore_kinds``, from a process of its own."""
+    return {
+        name: inventory_of(TensorSpec(key, tuple(shape), dtype) for key, (shape, dtype) in tensors.items())
+        for name, tensors in _te_models()["saved"].items()
+    }
+
+
+def te_norms(name: str) -> dict[str, bool]:
+    """The keys of a per-layer model's norm weights, and whether Transformer Engine was told zero-centred gamma."""
+    return _te_models()["norms"][name]
+
+
+def _gamma(norm: Any) -> str:
+    return "layer_norm_weight" if hasattr(norm, "layer_norm_weight") else "weight"
+
+
 def main() -> None:
     te_standin.install()
-    out = {}
-    for name, arguments in ARGUMENTS.items():
-        saved = saved_tensors(model_from_args(arguments, spec="te"))
-        out[name] = {key: [list(spec.shape), spec.dtype] for key, spec in inventory(saved).items()}
+    from tests.support import mcore_kinds
+
+    models = {name: model_from_args(arguments, spec="te") for name, arguments in ARGUMENTS.items()}
+    models |= {name: mcore_kinds.build(name, spec="te") for name in mcore_kinds.KINDS}
+    out: dict[str, Any] = {"saved": {}, "norms": {}}
+    for name, model in models.items():
+        saved = inventory(saved_tensors(randomise(model, seed=1)))  # memory as it was found may be NaN
+        out["saved"][name] = {key: [list(spec.shape), spec.dtype] for key, spec in saved.items()}
+        out["norms"][name] = {
+            f"{path.replace('.mtp_model_layer.', '.transformer_layer.')}.{_gamma(module)}": module.zero_centered_gamma
+            for path, module in model.named_modules()
+            if hasattr(module, "zero_centered_gamma")
+        }
     json.dump(out, sys.stdout)
 
 

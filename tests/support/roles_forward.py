@@ -53,25 +53,45 @@ class Forward:
         cos, sin = angle.cos()[:, None], angle.sin()[:, None]
         return torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos), -1)
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """q [s, heads, d], k and v [s, kv_heads, d]: query head h reads key/value head h // (heads / kv_heads)."""
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        hidden: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """q [s, heads, d], k and v [s, kv_heads, d]: query head h reads key/value head h // (heads / kv_heads).
+
+        ``hidden`` [s, t]: what a position cannot see (None: what is later). ``sink`` [heads].
+        """
         each = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
         scores = torch.einsum("shd,thd->hst", q, k) / q.shape[-1] ** 0.5
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        return torch.einsum("hst,thd->shd", scores.masked_fill(later, float("-inf")).softmax(-1), v)
+        if hidden is None:
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(hidden, float("-inf")).exp()
+        total = weights.sum(-1, keepdim=True) + (0 if sink is None else sink.exp()[:, None, None])
+        return torch.einsum("hst,thd->shd", weights / total, v)
 
     def attention(self, x: torch.Tensor, at: str) -> torch.Tensor:
         x = self.norm(x, at, "attn.input_norm")
+        if (at, "gdn.q") in self.roles:
+            return self.delta_net(x, at)
         q, k, v = self.mla(x, at) if (at, "mla.kv_up.k") in self.roles else self.gqa(x, at)
-        y = torch.einsum("shd,rhd->sr", self.attend(q, k, v), self.get(at, "attn.out"))
+        unseen = self.not_picked(x, at) if (at, "dsa.weights") in self.roles else None
+        y = self.attend(q, k, v, unseen, self.roles.get((at, "attn.sink")))
+        if (at, "attn.gate") in self.roles:
+            y = y * self.heads(x, at, "attn.gate").sigmoid()
+        y = torch.einsum("shd,rhd->sr", y, self.get(at, "attn.out"))
         return self.plus_bias(y, at, "attn.out.bias")
 
+    def heads(self, x: torch.Tensor, at: str, name: str) -> torch.Tensor:
+        """x [s, column] -> [s, head, dim]."""
+        return self.plus_bias(torch.einsum("sc,hdc->shd", x, self.get(at, name)), at, f"{name}.bias")
+
     def gqa(self, x: torch.Tensor, at: str) -> list[torch.Tensor]:
-        q, k, v = (
-            self.plus_bias(torch.einsum("sc,hdc->shd", x, self.get(at, f"attn.{n}")), at, f"attn.{n}.bias")
-            for n in "qkv"
-        )
+        q, k, v = (self.heads(x, at, f"attn.{n}") for n in "qkv")
         q, k = self.norm(q, at, "attn.q_norm"), self.norm(k, at, "attn.k_norm")
         return [self.rotate(q, adjacent=False), self.rotate(k, adjacent=False), v]
 
@@ -88,19 +108,68 @@ class Forward:
         q = torch.cat((q_nope, self.rotate(q_rope, adjacent=True)), -1)
         return [q, torch.cat((k_nope, k_rope.expand(-1, q.shape[1], -1)), -1), v]
 
-    def gated(self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        return (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    def not_picked(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        """[s, t]: what is later, or not among the positions of the highest index scores. x is normed."""
+        reads = self.norm(x @ self.get(at, "mla.q_down").T, at, "mla.q_down_norm")
+        q = {kind: torch.einsum("sr,hdr->shd", reads, self.get(at, f"dsa.q.{kind}")) for kind in ("rope", "nope")}
+        both = ("rope", "nope")
+        k = torch.cat([x @ self.get(at, f"dsa.k.{kind}").T for kind in both], -1)
+        scale, bias = (torch.cat([self.get(at, f"dsa.k_norm{n}.{kind}") for kind in both]) for n in ("", ".bias"))
+        k = torch.nn.functional.layer_norm(k, k.shape[-1:], scale, bias, self.facts["norm_epsilon"])
+        turned = q["rope"].shape[-1]
+        q = torch.cat((self.rotate(q["rope"], adjacent=True), q["nope"]), -1)
+        k = torch.cat((self.rotate(k[:, None, :turned], adjacent=True)[:, 0], k[:, turned:]), -1)
+        scores = torch.einsum("shd,td->sht", q, k).relu()
+        scores = torch.einsum("sht,sh->st", scores, x @ self.get(at, "dsa.weights").T)
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        picked = scores.masked_fill(later, float("-inf")).topk(min(self.facts["dsa_indexer_topk"], len(x))).indices
+        return later | torch.ones_like(later).scatter(1, picked, False)
+
+    def delta_net(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        """The recurrence itself, token by token; the state [value head, key dim, value dim] starts at zero."""
+        q, k, v = (self.convolved(torch.einsum("sc,hdc->shd", x, self.get(at, f"gdn.{n}")), at, n) for n in "qkv")
+        q, k = (t * torch.rsqrt(t.pow(2).sum(-1, keepdim=True) + 1e-6) for t in (q, k))
+        each = v.shape[1] // k.shape[1]
+        q, k = q.repeat_interleave(each, 1) / q.shape[-1] ** 0.5, k.repeat_interleave(each, 1)
+        step = torch.nn.functional.softplus(x @ self.get(at, "gdn.a").T + self.get(at, "gdn.dt_bias"))
+        decay = (-self.get(at, "gdn.a_log").exp() * step).exp()
+        beta = (x @ self.get(at, "gdn.b").T).sigmoid()
+        state = torch.zeros(v.shape[1], k.shape[2], v.shape[2])
+        out = torch.empty_like(v)
+        for t in range(len(x)):
+            state = state * decay[t][:, None, None]
+            missing = v[t] - torch.einsum("hk,hkv->hv", k[t], state)
+            state = state + torch.einsum("hk,hv->hkv", k[t], beta[t][:, None] * missing)
+            out[t] = torch.einsum("hk,hkv->hv", q[t], state)
+        z = torch.einsum("sc,hdc->shd", x, self.get(at, "gdn.z"))
+        out = self.norm(out, at, "gdn.norm") * torch.nn.functional.silu(z)
+        return torch.einsum("shd,rhd->sr", out, self.get(at, "gdn.out"))
+
+    def convolved(self, x: torch.Tensor, at: str, name: str) -> torch.Tensor:
+        """x [s, head, dim]: every channel by its own filter, then silu."""
+        filters = self.get(at, f"gdn.conv.{name}")
+        taps = filters.shape[-1]
+        padded = torch.cat((x.new_zeros(taps - 1, *x.shape[1:]), x))
+        y = torch.stack([(padded[t : t + taps].movedim(0, -1) * filters).sum(-1) for t in range(len(x))])
+        return torch.nn.functional.silu(y)
 
     def feed_forward(self, x: torch.Tensor, at: str) -> torch.Tensor:
         x = self.norm(x, at, "mlp.norm")
-        if (at, "router") in self.roles:
-            return self.moe(x, at)
-        gate, up = (self.plus_bias(x @ self.get(at, f"mlp.{n}").T, at, f"mlp.{n}.bias") for n in ("gate", "up"))
-        y = (torch.nn.functional.silu(gate) * up) @ self.get(at, "mlp.down").T
-        return self.plus_bias(y, at, "mlp.down.bias")
+        return self.moe(x, at) if (at, "router") in self.roles else self.gated(x, at, "mlp")
+
+    def gated(self, x: torch.Tensor, at: str, stem: str, expert: int | None = None) -> torch.Tensor:
+        """down(silu(gate x) * up x) of the roles under ``stem``; of one ``expert`` where each role holds many."""
+
+        def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+            weight, bias = self.get(at, f"{stem}.{name}"), self.roles.get((at, f"{stem}.{name}.bias"))
+            if expert is not None:
+                weight, bias = weight[expert], None if bias is None else bias[expert]
+            return torch.nn.functional.linear(x, weight, bias)
+
+        return linear(torch.nn.functional.silu(linear(x, "gate")) * linear(x, "up"), "down")
 
     def moe(self, x: torch.Tensor, at: str) -> torch.Tensor:
-        logits, top = x @ self.get(at, "router").T, self.facts["moe_router_topk"]
+        logits, top = self.plus_bias(x @ self.get(at, "router").T, at, "router.bias"), self.facts["moe_router_topk"]
         if self.facts.get("moe_router_score_function") == "sigmoid":
             scores = logits.sigmoid()
             chosen = (scores + self.get(at, "router.correction")).topk(top).indices
@@ -109,12 +178,12 @@ class Forward:
         else:
             values, chosen = logits.topk(top)
             weights = values.softmax(-1)
-        parts = [self.get(at, f"expert.{n}") for n in ("gate", "up", "down")]
-        shared = [self.get(at, f"shared.{n}") for n in ("gate", "up", "down")]
-        y = self.gated(x, *shared)
+        y = self.gated(x, at, "shared") if (at, "shared.gate") in self.roles else torch.zeros_like(x)
+        if (at, "shared.mix") in self.roles:
+            y = y * (x @ self.get(at, "shared.mix")).sigmoid()[:, None]
         for token in range(x.shape[0]):
             for weight, expert in zip(weights[token], chosen[token], strict=True):
-                y[token] += weight * self.gated(x[token], *(part[expert] for part in parts))
+                y[token] += weight * self.gated(x[token], at, "expert", int(expert))
         return y
 
     def layer(self, x: torch.Tensor, at: str) -> torch.Tensor:

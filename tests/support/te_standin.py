@@ -77,8 +77,17 @@ class Linear(_Module):
 class LayerNormLinear(Linear):
     """``Linear`` with the norm before it: ``layer_norm_weight`` [in] (and ``layer_norm_bias`` for LayerNorm)."""
 
-    def __init__(self, in_features: int, out_features: int, *, normalization: str = "LayerNorm", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        normalization: str = "LayerNorm",
+        zero_centered_gamma: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(in_features, out_features, **kwargs)
+        self.zero_centered_gamma = zero_centered_gamma
         self._parameter("layer_norm_weight", in_features, dtype=kwargs.get("params_dtype"))
         if normalization == "LayerNorm":
             self._parameter("layer_norm_bias", in_features, dtype=kwargs.get("params_dtype"))
@@ -107,9 +116,11 @@ class RMSNorm(_Module):
         *,
         hidden_size: int | None = None,
         params_dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
         **_ignored: Any,
     ) -> None:
         super().__init__()
+        self.zero_centered_gamma = zero_centered_gamma
         self.size = normalized_shape if hidden_size is None else hidden_size
         self._parameter("weight", self.size, dtype=params_dtype)
 
@@ -123,10 +134,19 @@ class LayerNorm(RMSNorm):
 
 
 class DotProductAttention(_Module):
-    """No parameters. Its extra state may be missing from a checkpoint: TE registers a hook that forgives just that."""
+    """``softmax_offset`` [heads] if it is learnt. TE registers a hook that forgives its extra state to be missing."""
 
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_attention_heads: int,
+        *_args: Any,
+        tp_size: int = 1,
+        softmax_type: str = "vanilla",
+        **_kwargs: Any,
+    ) -> None:
         super().__init__()
+        if softmax_type == "learnable":
+            self._parameter("softmax_offset", num_attention_heads // tp_size, dtype=None)
         self.register_load_state_dict_post_hook(self._forgive_missing_extra_state)
 
     @staticmethod
