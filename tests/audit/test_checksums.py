@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_each_byte_of_a_record_is_read_once(
     assert audit(hf, tmp_path / "mc").verdict() == "pass"
     side = open_side(tmp_path / "mc", "right")
     seen = sorted((start, stop) for path, start, stop in reads if path in side.files and start < stop)
-    assert all(one[1] <= two[0] for one, two in zip(seen, seen[1:], strict=False))
+    assert all(one[1] <= two[0] for one, two in pairwise(seen))
     records = [record for name in side.inventory for record in side.records(name)]
     assert sum(stop - start for start, stop in seen) == sum(record.length for record in records)
 
