@@ -18,7 +18,8 @@ from mtpconvert.convert.copies import compare_copies
 from mtpconvert.convert.encoding_writer import EncodingWriter
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import windows
-from mtpconvert.convert.to_mcore import HfSource, ToMcore, is_stacked, open_source
+from mtpconvert.convert.stacked import is_stacked
+from mtpconvert.convert.to_mcore import HfSource, ToMcore, open_source
 from mtpconvert.errors import CheckpointError
 from mtpconvert.mapping.plan import Plan
 from mtpconvert.stores.base import Reader
@@ -70,7 +71,7 @@ def roundtrip(source: Path, mapping: Path | None, start: Callable[[int], Advance
 
 def _groups(plan: Plan) -> dict[str, set[str]]:
     """Megatron tensors by stacked key where layers share one, else by layer; the rest is one group each."""
-    stacked = is_stacked(plan)
+    stacked = is_stacked(plan.mcore)
     groups: dict[str, set[str]] = {}
     for name in plan.mcore:
         match = _LAYER.match(name)

@@ -30,6 +30,7 @@ from mtpconvert.convert.notes import drop_notes
 from mtpconvert.convert.packings import Packing, packing_of
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks, Conversion
+from mtpconvert.convert.stacked import is_stacked
 from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, UsageError
 from mtpconvert.garbage import no_gc
@@ -43,7 +44,7 @@ from mtpconvert.stores.safetensors.plan import plan_layout, subset_layout
 from mtpconvert.stores.safetensors.reader import SafetensorsReader, save_headers
 from mtpconvert.stores.safetensors.writer import SafetensorsWriter
 from mtpconvert.stores.torch_dist.writer import McoreVersion, Spec, TorchDistWriter
-from mtpconvert.tensors import DTYPE_BITS, Inventory, Shape
+from mtpconvert.tensors import DTYPE_BITS, Inventory
 
 _RECORD_OVERHEAD = 2048  # bytes, generously: container around a record and its lines in .metadata
 
@@ -173,7 +174,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
             folder,
             list(plan.mcore.values()),
             boxes,
-            stacked=is_stacked(plan),
+            stacked=is_stacked(plan.mcore),
             spec=options.spec,
             mcore_version=options.mcore_version,
             common={"args": arguments, "iteration": options.iteration_number},
@@ -193,19 +194,6 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
     return Conversion(source, target, plan, moved, launch_flags(arguments), changes, notes, audit)
 
 
-def is_stacked(plan: Plan) -> bool:
-    """Whether all trunk layers hold the same parameters, so that Megatron keeps them under one key.
-
-    megatron/core/transformer/transformer_block.py:TransformerBlock.sharded_state_dict.
-    """
-    layers: dict[str, set[tuple[str, Shape]]] = {}
-    for name, spec in plan.mcore.items():
-        if name.startswith("decoder.layers."):
-            number, _, parameter = name.removeprefix("decoder.layers.").partition(".")
-            layers.setdefault(number, set()).add((parameter, spec.shape))
-    return len(set(map(frozenset, layers.values()))) <= 1
-
-
 def _config_changes(plan: Plan, options: ToMcore) -> dict[str, Any]:
     """``--mtp drop`` writes an explicit 0: readers of several families take a missing count for 1."""
     if options.mtp != "drop" or plan.mtp.key is None:
@@ -222,7 +210,7 @@ def _arguments(opened: HfSource, options: ToMcore) -> dict[str, Plain]:
         vocab_size=scope.integer("vocab_size"),
         padded_vocab_size=plan.mcore["embedding.word_embeddings.weight"].shape[0],
         make_vocab_size_divisible_by=options.make_vocab_size_divisible_by,
-        moe_layer_freq=1 if experts is not None and is_stacked(plan) else experts,
+        moe_layer_freq=1 if experts is not None and is_stacked(plan.mcore) else experts,
         spec=options.spec,
         tp=options.tp,
         pp=options.pp,

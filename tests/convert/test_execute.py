@@ -12,7 +12,8 @@ import pytest
 
 from mtpconvert.convert.chunking import chunk_boxes
 from mtpconvert.convert.execute import Moved, execute
-from mtpconvert.convert.to_mcore import ToMcore, is_stacked, open_source
+from mtpconvert.convert.stacked import is_stacked
+from mtpconvert.convert.to_mcore import ToMcore, open_source
 from mtpconvert.errors import CheckpointError
 from mtpconvert.mapping.plan import Plan
 from mtpconvert.stores.torch_dist.writer import TorchDistWriter
@@ -31,7 +32,7 @@ def run(source: Path, folder: Path, change: Any = lambda plan: plan, progress: A
         folder,
         list(plan.mcore.values()),
         chunk_boxes(plan),
-        stacked=is_stacked(plan),
+        stacked=is_stacked(plan.mcore),
         common={"args": {}, "iteration": 0},
     )
     writer.create()
