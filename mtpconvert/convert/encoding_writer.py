@@ -43,7 +43,7 @@ class Requantised:
         words = f"{self.kept:,} FP8 blocks came back with the scales that were kept"
         if total:
             words += (
-                f"; {total:,} in {len(self.renewed):,} tensors were changed in Megatron and got new ones (amax / 448)"
+                f"; {total:,} in {len(self.renewed):,} tensors changed in Megatron and got new ones (amax / 448)"
             )
         return [words]
 
