@@ -49,6 +49,54 @@ def qkv_interleave(hf: Sequence[str], mcore: Sequence[str], dims: Shape, padded_
         yield Tile(source, Block(mcore[0], shape, grid, box))
 
 
+def fused_qkv_interleave(hf: Sequence[str], mcore: Sequence[str], dims: Shape, padded_vocab: int) -> Iterator[Piece]:
+    """``qkv_interleave`` with q, k and v in one tensor ``[(G Q + 2 G) D, ...]``: all of q, all of k, all of v."""
+    groups, queries, head, *rest = dims
+    heads = groups * (queries + 2)
+    tail = _full((head, *rest))
+
+    def tile(at: int, size: int, first: int, boxed: tuple[int, int], parts: int) -> Tile:
+        source = Block(hf[0], (heads * head, *rest), (heads, head, *rest), ((at, at + size), *tail))
+        box = (boxed, (first, first + parts), *tail)
+        return Tile(source, Block(mcore[0], (heads * head, *rest), (groups, queries + 2, head, *rest), box))
+
+    for group in range(groups):  # the axis of all heads cannot be cut into groups: k and v have other ones
+        yield tile(group * queries, queries, 0, (group, group + 1), queries)
+    for part in (0, 1):
+        yield tile(groups * (queries + part), groups, queries + part, (0, groups), 1)
+
+
+def gate_up_alternate(hf: Sequence[str], mcore: Sequence[str], dims: Shape, padded_vocab: int) -> Iterator[Piece]:
+    """``[E, ..., 2 F]`` whose last axis takes gate and up in turns, against ``[E, 2 F, ...]`` with all of gate first.
+
+    ``dims``: E, F, then what stands between. transformers modeling_gpt_oss.py:GptOssExperts multiplies from the left,
+    so its weights are ``[E, in, out]``; megatron/core/transformer/mlp.py as for ``gate_up_concat``.
+    """
+    experts, units, *rest = dims
+    for half in (0, 1):
+        source = ((0, experts), *_full(tuple(rest)), (0, units), (half, half + 1))
+        target = ((0, experts), (half, half + 1), (0, units), *_full(tuple(rest)))
+        yield _turned(
+            Block(hf[0], (experts, *rest, 2 * units), (experts, *rest, units, 2), source),
+            Block(mcore[0], (experts, 2 * units, *rest), (experts, 2, units, *rest), target),
+            (0, 1 + len(rest), *range(1, 1 + len(rest)), 2 + len(rest)),
+        )
+
+
+def transposed(hf: Sequence[str], mcore: Sequence[str], dims: Shape, padded_vocab: int) -> Iterator[Piece]:
+    """``[..., C, R]`` against ``dims`` = ``[..., R, C]``: weights that are multiplied from the left."""
+    *lead, rows, columns = dims
+    order = (*range(len(lead)), len(lead) + 1, len(lead))
+    yield _turned(whole(hf[0], (*lead, columns, rows)), whole(mcore[0], dims), order)
+
+
+def _turned(hf: Block, mcore: Block, order: Sequence[int]) -> Tile:
+    """The tile that takes the axes of ``hf``'s grid in this order; a perm counts only those that are longer than 1."""
+    kept = [axis for axis, (start, stop) in enumerate(hf.box) if stop - start != 1]
+    perm = tuple(kept.index(axis) for axis in order if axis in kept)
+    return Tile(hf, mcore, None if perm == tuple(range(len(perm))) else perm)
+
+
 def halves_swap(hf: Sequence[str], mcore: Sequence[str], dims: Shape, padded_vocab: int) -> Iterator[Piece]:
     """``[R, C]`` whose two halves of columns stand in the other order on the other side."""
     rows, columns = dims
@@ -98,6 +146,9 @@ OPS: dict[str, Op] = {
     "rename": rename,
     "gate_up_concat": gate_up_concat,
     "qkv_interleave": qkv_interleave,
+    "fused_qkv_interleave": fused_qkv_interleave,
+    "gate_up_alternate": gate_up_alternate,
+    "transposed": transposed,
     "halves_swap": halves_swap,
     "pad_vocab": pad_vocab,
 }
@@ -109,6 +160,9 @@ ARITY: dict[str, tuple[int, int]] = {
     "rename": (1, 1),
     "gate_up_concat": (2, 1),
     "qkv_interleave": (3, 1),
+    "fused_qkv_interleave": (1, 1),
+    "gate_up_alternate": (1, 1),
+    "transposed": (1, 1),
     "halves_swap": (1, 1),
     "pad_vocab": (1, 1),
     "tie": (1, 0),
@@ -119,6 +173,9 @@ ARITY: dict[str, tuple[int, int]] = {
 DIMS: dict[str, tuple[int, int | None]] = {
     "gate_up_concat": (1, None),
     "qkv_interleave": (3, None),
+    "fused_qkv_interleave": (3, None),
+    "gate_up_alternate": (2, None),
+    "transposed": (2, None),
     "halves_swap": (2, 2),
     "pad_vocab": (1, None),
 }

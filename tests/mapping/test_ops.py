@@ -47,6 +47,8 @@ def apply(pieces: Sequence[object], hf: Arrays) -> Arrays:
         source = hf[piece.hf.tensor]
         assert source.shape == piece.hf.shape
         part = source.reshape(piece.hf.grid)[tuple(slice(a, b) for a, b in piece.hf.box)]
+        if piece.perm is not None:
+            part = part.reshape(piece.hf.extents).transpose(piece.perm)
         target[...] = part.reshape(target.shape)
     return mcore
 
@@ -89,6 +91,33 @@ def test_qkv_interleave(groups: int, queries: int, head: int, others: list[int])
         rows += list(arrays["v"][group * head : (group + 1) * head])
     got = made(OPS["qkv_interleave"], ["q", "k", "v"], [groups, queries, head, *others], arrays)
     assert np.array_equal(got, np.stack(rows))
+
+
+@given(small, small, small, rest)
+def test_fused_qkv_interleave(groups: int, queries: int, head: int, others: list[int]) -> None:
+    """modeling_phi3.py:Phi3Attention slices qkv_proj's rows into all queries, all keys, all values."""
+    arrays = unique({"qkv": (groups * (queries + 2) * head, *others)})
+    sizes = [groups * queries * head, groups * head]
+    split = dict(zip("qkv", np.split(arrays["qkv"], np.cumsum(sizes)), strict=True))
+    dims = [groups, queries, head, *others]
+    wanted = made(OPS["qkv_interleave"], ["q", "k", "v"], dims, split)
+    assert np.array_equal(made(OPS["fused_qkv_interleave"], ["qkv"], dims, arrays), wanted)
+
+
+@given(small, small, rest)
+def test_gate_up_alternate(experts: int, units: int, others: list[int]) -> None:
+    """modeling_gpt_oss.py:GptOssExperts: gate is [..., ::2], up [..., 1::2] of x @ weight; the bias has no rows."""
+    arrays = unique({"gate_up": (experts, *others, 2 * units)})
+    halves = [np.moveaxis(arrays["gate_up"][..., first::2], -1, 1) for first in (0, 1)]
+    got = made(OPS["gate_up_alternate"], ["gate_up"], [experts, units, *others], arrays)
+    assert np.array_equal(got, np.concatenate(halves, axis=1))
+
+
+@given(small, small, rest)
+def test_transposed(rows: int, columns: int, lead: list[int]) -> None:
+    arrays = unique({"a": (*lead, columns, rows)})
+    got = made(OPS["transposed"], ["a"], [*lead, rows, columns], arrays)
+    assert np.array_equal(got, np.swapaxes(arrays["a"], -1, -2))
 
 
 @given(small, st.integers(1, 5))
