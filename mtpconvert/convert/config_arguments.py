@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,12 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
 
 
 def _moe_layer_freq(mapping: MappingFile, scope: Scope, padded: int) -> int | list[int] | None:
-    """As the checkpoint would be laid out: 1 where all layers are stacked under one key."""
-    expansion = expand(mapping, scope, padded, None)
+    """As the checkpoint would be laid out: 1 where all layers are stacked under one key.
+
+    Routers tell which layers have experts, so the experts themselves, nearly all tensors there are, are left out.
+    """
+    without = {group: tuple(row for row in rows if row.experts is None) for group, rows in mapping.rows.items()}
+    expansion = expand(replace(mapping, rows=without), scope, padded, None)
     experts = moe_layers(expansion.mcore, scope.integer("num_hidden_layers"))
     return 1 if experts is not None and is_stacked(expansion.mcore) else experts
 
