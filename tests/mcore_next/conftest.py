@@ -8,6 +8,7 @@ import pytest
 from tests.support.mcore_cpu import version
 
 pytest.register_assert_rewrite(
+    "tests.audit.test_roles_megatron_kinds",
     "tests.evidence.test_families",
     "tests.evidence.test_forward",
     "tests.evidence.test_load",

@@ -27,7 +27,7 @@ _SPARSE = {
 }  # fmt: skip
 _GATES = {"attention_output_gate": True, "moe_shared_expert_intermediate_size": 22, "moe_shared_expert_gate": True}
 
-# Both specs can build these
+# Both specs can build these, and they run
 LOCAL: dict[str, dict[str, Any]] = {
     "biased-moe-with-sinks": _COMMON | _GQA | _MOE | {
         "add_bias_linear": True, "add_qkv_bias": True, "qk_layernorm": False, "softmax_type": "learnable",
@@ -40,8 +40,7 @@ KINDS: dict[str, dict[str, Any]] = LOCAL | {
     "delta-net": _COMMON | _GQA | _MOE | _DELTA | _GATES | {"moe_layer_freq": 1, "apply_layernorm_1p": True},
 }
 if NEXT:
-    LOCAL["repeated-mtp"] = _COMMON | _GQA | {"mtp_num_layers": 3, "mtp_use_repeated_layer": True}
-    KINDS |= LOCAL
+    KINDS["repeated-mtp"] = _COMMON | _GQA | {"mtp_num_layers": 3, "mtp_use_repeated_layer": True}
     KINDS["sparse"] = _COMMON | _MLA | _SPARSE | {"dsa_indexer_rope_interleaved": True}
     # a list of MoE layers, as GLM-5 has: without one, 0.19.2 stacks layers, though some have no indexer to stack
     KINDS["sparse-shared-index"] = _COMMON | _MLA | _MOE | _SPARSE | {

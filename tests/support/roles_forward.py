@@ -110,20 +110,23 @@ class Forward:
 
     def not_picked(self, x: torch.Tensor, at: str) -> torch.Tensor:
         """[s, t]: what is later, or not among the positions of the highest index scores. x is normed."""
-        reads = self.norm(x @ self.get(at, "mla.q_down").T, at, "mla.q_down_norm")
-        q = {kind: torch.einsum("sr,hdr->shd", reads, self.get(at, f"dsa.q.{kind}")) for kind in ("rope", "nope")}
-        both = ("rope", "nope")
-        k = torch.cat([x @ self.get(at, f"dsa.k.{kind}").T for kind in both], -1)
-        scale, bias = (torch.cat([self.get(at, f"dsa.k_norm{n}.{kind}") for kind in both]) for n in ("", ".bias"))
-        k = torch.nn.functional.layer_norm(k, k.shape[-1:], scale, bias, self.facts["norm_epsilon"])
-        turned = q["rope"].shape[-1]
-        q = torch.cat((self.rotate(q["rope"], adjacent=True), q["nope"]), -1)
-        k = torch.cat((self.rotate(k[:, None, :turned], adjacent=True)[:, 0], k[:, turned:]), -1)
-        scores = torch.einsum("shd,td->sht", q, k).relu()
-        scores = torch.einsum("sht,sh->st", scores, x @ self.get(at, "dsa.weights").T)
+        scores = self.index_scores(x, at)
         later = torch.ones_like(scores, dtype=torch.bool).triu(1)
         picked = scores.masked_fill(later, float("-inf")).topk(min(self.facts["dsa_indexer_topk"], len(x))).indices
         return later | torch.ones_like(later).scatter(1, picked, False)
+
+    def index_scores(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        """[s, t]: of position t for s. x is normed."""
+        reads = self.norm(x @ self.get(at, "mla.q_down").T, at, "mla.q_down_norm")
+        both = ("rope", "nope")
+        q = torch.cat([torch.einsum("sr,hdr->shd", reads, self.get(at, f"dsa.q.{kind}")) for kind in both], -1)
+        k = torch.cat([x @ self.get(at, f"dsa.k.{kind}").T for kind in both], -1)
+        scale, bias = (torch.cat([self.get(at, f"dsa.k_norm{n}.{kind}") for kind in both]) for n in ("", ".bias"))
+        k = torch.nn.functional.layer_norm(k, k.shape[-1:], scale, bias, self.facts["norm_epsilon"])
+        turned = len(self.get(at, "dsa.k.rope"))
+        q, k = (torch.cat((self.rotate(t[..., :turned], adjacent=True), t[..., turned:]), -1) for t in (q, k[:, None]))
+        scores = torch.einsum("shd,td->sht", q, k[:, 0]).relu()
+        return torch.einsum("sht,sh->st", scores, x @ self.get(at, "dsa.weights").T)
 
     def delta_net(self, x: torch.Tensor, at: str) -> torch.Tensor:
         """The recurrence itself, token by token; the state [value head, key dim, value dim] starts at zero."""
@@ -201,7 +204,7 @@ class Forward:
             x = self.layer(x, f"trunk.{i}")
         states = [self.norm(x, "", "final_norm")]
         for k in range(self.facts["mtp_num_layers"] or 0):
-            at = f"mtp.{k}"
+            at = "mtp.0" if self.facts.get("mtp_use_repeated_layer") else f"mtp.{k}"
             tokens = torch.cat((tokens[1:], tokens.new_zeros(1)))
             x = self.norm(embedding[tokens], at, "mtp.embedding_norm") @ self.get(at, "mtp.proj.embedding").T
             x = x + self.norm(states[-1], at, "mtp.hidden_norm") @ self.get(at, "mtp.proj.hidden").T
