@@ -88,7 +88,7 @@ def test_published_deepseek_v3_has_the_published_size() -> None:
     assert volumes[False] == sum(v.numel() for v in model.state_dict().values())
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if hasattr(transformers, name)])
 def test_defaults_are_those_of_the_config_class(architecture: str) -> None:
     real = getattr(transformers, architecture.removesuffix("ForCausalLM") + "Config")
     fields = {f: real.__dataclass_fields__[f].default for f in FAMILIES[architecture].defaults if hasattr(real, f)}

@@ -6,15 +6,19 @@ import pytest
 import torch
 
 from tests.support.hf_probe import ALL, IDS, Probe, negated, only, same
-from tests.support.hf_roles import edited, trunk_model
+from tests.support.hf_roles import edited, role_tensor, trunk_model
 
 # case -> the name of its shared expert, "" for none
 CASES = {
+    "deepseek": "shared_experts",
     "mixtral": "",
     "qwen3 moe": "",
     "qwen2 moe": "shared_expert",
     "deepseek v2": "shared_experts",
     "glm lite": "shared_experts",
+    "hy": "shared_experts",
+    "exaone": "shared_experts",
+    "mellum": "",
 }
 LAYER = "model.layers.1.mlp"
 
@@ -75,3 +79,34 @@ def test_the_shared_expert_is_mixed_in_by_one_number_per_token(case: str, monkey
     read = probe.plain.inputs[f"{LAYER}.shared_expert_gate"][..., 5:6]
     assert plain.shape[:1] == (IDS.numel(),)
     assert same(plain - column, weight * read)
+
+
+@torch.no_grad()
+def test_experts_of_gpt_oss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up stand in alternate columns of transposed weights: the formula on the roles is the real module."""
+    probe = Probe("gpt oss", monkeypatch)
+    gate, up, down = (
+        role_tensor(probe.tensors, probe.placed, "trunk.1", f"expert.{n}") for n in ("gate", "up", "down")
+    )
+    b_gate, b_up, b_down = (
+        role_tensor(probe.tensors, probe.placed, "trunk.1", f"expert.{n}.bias") for n in ("gate", "up", "down")
+    )
+    torch.manual_seed(3)
+    x = torch.randn(5, probe.config["hidden_size"])
+    mlp = trunk_model("gpt oss", probe.tensors).model.layers[1].mlp
+    for e in range(4):
+        g = (x @ gate[e].T + b_gate[e]).clamp(max=7.0)
+        u = (x @ up[e].T + b_up[e]).clamp(-7.0, 7.0)
+        expected = (u + 1) * g * torch.sigmoid(1.702 * g) @ down[e].T + b_down[e]
+        real = mlp.experts(x, torch.full((5, 1), e), torch.ones(5, 1))
+        assert torch.allclose(real, expected, rtol=1e-4, atol=1e-3)
+        assert not torch.allclose(real, (g + 1) * u * torch.sigmoid(1.702 * u) @ down[e].T + b_down[e], atol=1e-1)
+    router, bias = (role_tensor(probe.tensors, probe.placed, "trunk.1", r) for r in ("router", "router.bias"))
+    assert torch.allclose(mlp.router(x)[0], x @ router.T + bias, atol=1e-4)
+
+
+def test_sinks_of_gpt_oss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one takes all of its head's attention and none of the others'."""
+    probe = Probe("gpt oss", monkeypatch)
+    seen = probe.after(("trunk.0", "attn.sink", 2, lambda x: x + 999))
+    assert only(seen.attended[0], probe.plain.attended[0], (ALL, ALL, 2))

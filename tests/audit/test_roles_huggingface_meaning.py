@@ -4,18 +4,16 @@ Each test edits the stored tensors through the placements, lets transformers loa
 attention function (queries, keys, values after rotary), at a module's input or output, or at the logits.
 """
 
-from typing import Any
 
 import pytest
 import torch
 
-from mtpconvert.audit.roles.huggingface import placements
 from tests.support.hf_probe import ALL, IDS, MtpProbe, Probe, negated, only, same
-from tests.support.hf_roles import MLA, edited, inventory, saved, trunk_model
+from tests.support.hf_roles import MLA
 
 GQA_CASES = [
     "llama", "llama, head_dim and every bias", "mistral", "qwen2", "qwen3", "qwen3, tied, biased", "mixtral",
-    "qwen2 moe", "qwen3 moe",
+    "qwen2 moe", "qwen3 moe", "phi3", "gpt oss", "hy", "exaone",
 ]  # fmt: skip
 MLA_CASES = [
     "deepseek", "deepseek, plain queries, no MTP", "deepseek, rotary halves", "deepseek v2", "deepseek v2 lite",
@@ -164,7 +162,7 @@ def test_latent_keys_and_values(case: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert same(one_rank.key[0], probe.zero("mla.kv_up.k", where=(ALL, ALL, 6)).key[0])
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2", "qwen3", "deepseek"])
+@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2", "qwen3", "deepseek", "phi3"])
 def test_gate_goes_through_the_activation_and_up_does_not(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negating all of up negates the MLP's output; negating all of gate does not, since silu is not odd."""
     probe = Probe(case, monkeypatch)
@@ -189,48 +187,6 @@ def test_biases_of_the_gated_mlp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(one, probe.zero("mlp.down", where=(ALL, 4)).outputs[mlp])
 
 
-def test_router_and_its_correction(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = Probe("deepseek", monkeypatch)
-    gate = "model.layers.1.mlp.gate"
-    logits, _, _ = probe.plain.outputs[gate]
-    blind, _, _ = probe.after(("trunk.1", "router", 2)).outputs[gate]
-    assert only(blind, logits, (ALL, 2))
-    unmoved, _, chosen = probe.after(("trunk.1", "router.correction", 2, lambda x: x + 99)).outputs[gate]
-    assert same(unmoved, logits)
-    assert (chosen == 2).any(dim=1).all()
-    _, _, avoided = probe.after(("trunk.1", "router.correction", 2, lambda x: x - 99)).outputs[gate]
-    assert not (avoided == 2).any()
-
-
-@torch.no_grad()
-def test_routed_and_shared_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each expert is asked alone: the real experts module, routed by hand to expert e."""
-    config, tensors = saved("deepseek")
-    placed = placements(config, inventory(tensors))
-    torch.manual_seed(3)
-    hidden = torch.randn(5, MLA["hidden_size"])
-
-    def ask(*edit: Any) -> list[torch.Tensor]:
-        block = trunk_model("deepseek", edited(tensors, placed, "trunk.1", *edit) if edit else tensors).model.layers[1]
-        routed = [block.mlp.experts(hidden, torch.full((5, 1), e), torch.ones(5, 1)) for e in range(4)]
-        return [*routed, block.mlp.shared_experts(hidden)]
-
-    plain = ask()
-    for role, index in (("expert", 2), ("shared", 4)):
-        one: Any = (2,) if role == "expert" else ()
-        turned = ask(f"{role}.up", (*one, ...), negated)
-        assert same(turned[index], -plain[index])
-        bent = ask(f"{role}.gate", (*one, ...), negated)
-        assert not same(bent[index].abs(), plain[index].abs())
-        unit = [ask(f"{role}.{name}", (*one, 3)) for name in ("gate", "up")] + [ask(f"{role}.down", (*one, ALL, 3))]
-        assert same(unit[0][index], unit[1][index])
-        assert same(unit[0][index], unit[2][index])
-        row = ask(f"{role}.down", (*one, 5))
-        assert only(row[index], plain[index], (ALL, 5))
-        for changed in (turned, bent, *unit, row):
-            assert all(same(changed[i], plain[i]) for i in range(5) if i != index)
-
-
 @pytest.mark.parametrize("case", ["llama", "qwen3, tied, biased", "deepseek"])
 def test_embedding_head_and_norms(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = Probe(case, monkeypatch)
@@ -248,7 +204,9 @@ def test_embedding_head_and_norms(case: str, monkeypatch: pytest.MonkeyPatch) ->
         assert only(probe.after(("trunk.1", role, 5)).inputs[name], plain.inputs[name], (0, ALL, 5))
 
 
-@pytest.mark.parametrize(("case", "depth"), [("deepseek", 0), ("deepseek", 1), ("deepseek, hidden state first", 0)])
+@pytest.mark.parametrize(
+    ("case", "depth"), [("deepseek", 0), ("deepseek", 1), ("deepseek, hidden state first", 0), ("mellum", 0)]
+)
 def test_mtp_layer_knows_the_embedding_from_the_hidden_state(case: str, depth: int) -> None:
     probe = MtpProbe(depth, case)
     plain, joined = probe.out(None, 0, 0)

@@ -11,7 +11,7 @@ from transformers.cache_utils import MtpCache
 
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.roles.huggingface import placements
-from tests.support.hf_roles import MLA, Tensors, edited, inventory, mtp_model, saved, trunk_model
+from tests.support.hf_roles import Tensors, edited, inventory, mtp_model, saved, trunk_model
 
 IDS = torch.tensor([[3, 1, 4, 15, 9, 2]])
 ALL = slice(None)
@@ -106,7 +106,7 @@ class MtpProbe:
         config, self.tensors = saved(case)
         self.placed = placements(config, inventory(self.tensors))
         torch.manual_seed(5)
-        self.embeddings, self.hidden = torch.randn(2, 2, 1, 4, MLA["hidden_size"])
+        self.embeddings, self.hidden = torch.randn(2, 2, 1, 4, config["hidden_size"])
 
     @torch.no_grad()
     def out(self, role: str | None, embedding: int, hidden: int, where: Any = ALL, depth: int | None = None) -> Any:

@@ -38,6 +38,7 @@ GLM = GQA | {
     "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
 }  # fmt: skip
 
+MIXED = {"layer_types": ["full_attention", "sliding_attention"]}
 MOE = GQA | {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2}
 GLM_LITE = MLA | {"mlp_layer_types": ["dense", "sparse"]}
 DEEPSEEK_V2 = MLA | {"hidden_size": 18, "kv_lora_rank": 8, "topk_method": "greedy"}  # V2 wants even ones
@@ -74,13 +75,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4MoeLite",
         GLM_LITE | {"rope_interleave": False, "mlp_layer_types": ["sparse", "sparse"]},
     ),
+    "phi3": ("Phi3", GQA | {"pad_token_id": 0}),
+    "gpt oss": ("GptOss", GQA | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gpt oss, no attention biases": (
+        "GptOss",
+        GQA | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": False},
+    ),
+    "hy": ("HYV3", MOE | {"head_dim": 10, "num_shared_experts": 2, "num_nextn_predict_layers": 2}),
+    "hy, biased": ("HYV3", MOE | {"head_dim": 8, "attention_bias": True}),
+    "mellum": ("Mellum", MOE | {"head_dim": 8, "num_mtp_layers": 1, "mlp_layer_types": ["dense", "sparse"]} | MIXED),
+    "exaone": (
+        "ExaoneMoe",
+        MOE | {"head_dim": 8, "num_shared_experts": 2, "num_nextn_predict_layers": 1, "sliding_window_pattern": 2},
+    ),
     "glm, no head_dim": ("Glm4Moe", {k: v for k, v in GLM.items() if k != "head_dim"} | {"num_mtp_layers": 1}),
 }
 
 # class prefix -> prefixes of the MTP block and of its decoder layer; norms of embedding, hidden, output; projection
 MTP_NAMES = {
     "DeepseekV3": ("model.layers.{n}.", "model.layers.{n}.", "enorm", "hnorm", "shared_head.norm", "eh_proj"),
-    "Qwen3Moe": ("mtp.", "mtp.layers.{i}.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "fc"),
+    "HYV3": ("model.layers.{n}.", "model.layers.{n}.", "enorm", "hnorm", "final_layernorm", "eh_proj"),
+    **dict.fromkeys(
+        ("Qwen3Moe", "Mellum", "ExaoneMoe"),
+        ("mtp.", "mtp.layers.{i}.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "fc"),
+    ),
 }
 
 
@@ -99,7 +117,8 @@ def saved(case: str) -> tuple[dict[str, Any], Tensors]:
         written = json.loads((Path(folder) / "config.json").read_text())
         tensors = {k: torch.randn(v.shape) for k, v in load_file(Path(folder) / "model.safetensors").items()}
     layers, family = written.get("num_nextn_predict_layers", 0), CASES[case][0]
-    return written, tensors | mtp_tensors(tensors, written, layers, family=family)
+    dense = 0 if family == "ExaoneMoe" else None  # vLLM builds its MTP layer so
+    return written, tensors | mtp_tensors(tensors, written, layers, family=family, like=dense)
 
 
 def mtp_tensors(
@@ -118,7 +137,7 @@ def mtp_tensors(
         made |= {inner + k.removeprefix(last): torch.randn(v.shape) for k, v in trunk.items() if k.startswith(last)}
         made |= {f"{prefix}{name}.weight": torch.randn(hidden) for name in norms}
         made[f"{prefix}{proj}.weight"] = torch.randn(hidden, 2 * hidden)
-        if copies and block == MTP_NAMES["DeepseekV3"][0]:
+        if copies and family not in set(MTP_NAMES) - {"DeepseekV3"}:
             made[f"{prefix}embed_tokens.weight"] = trunk["model.embed_tokens.weight"].clone()
             made[f"{prefix}shared_head.head.weight"] = trunk["lm_head.weight"].clone()
     return made
@@ -132,7 +151,7 @@ def trunk_model(case: str, tensors: Tensors) -> Any:
     """The real model, loaded by transformers from ``tensors`` (the MTP layers left out, as it does itself)."""
     config = config_of(case)
     last = tuple(f"model.layers.{n}." for n in range(config.num_hidden_layers))
-    trunk = {k: v for k, v in tensors.items() if not k.startswith("model.layers.") or k.startswith(last)}
+    trunk = {k: v for k, v in tensors.items() if not k.startswith(("model.layers.", "mtp.")) or k.startswith(last)}
     model = getattr(transformers, f"{CASES[case][0]}ForCausalLM")
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # the others want rounder sizes
     return model.from_pretrained(None, config=config, state_dict=trunk, **plain).eval()
@@ -143,7 +162,7 @@ def mtp_model(case: str, tensors: Tensors) -> tuple[Any, set[str]]:
     trunk = trunk_model(case, tensors)
     n = trunk.config.num_hidden_layers
     model = MtpModel(trunk, trunk.config.num_mtp_layers)
-    own = tuple(f"model.layers.{n + i}." for i in range(trunk.config.num_mtp_layers))
+    own = ("mtp.", *(f"model.layers.{n + i}." for i in range(trunk.config.num_mtp_layers)))
     info, _ = convert_and_load_state_dict_in_model(
         model=model,
         state_dict={k: v for k, v in tensors.items() if k.startswith(own)},
@@ -156,6 +175,24 @@ def mtp_model(case: str, tensors: Tensors) -> tuple[Any, set[str]]:
 
 def slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
+
+
+def held(tensors: Tensors, p: Placement) -> torch.Tensor:
+    """The numbers that ``p`` places, as a view of their tensor in the shape of ``p.part``."""
+    block = tensors[p.block.tensor].view(p.block.grid)[slices(p.block.box)]
+    kept = block[tuple(slice(None) if extent != 1 else 0 for extent in block.shape)]
+    ordered = kept if p.perm is None else kept.permute(p.perm)
+    return ordered[tuple(slice(None) if stop - start != 1 else None for start, stop in p.part)]
+
+
+def role_tensor(tensors: Tensors, placed: Iterable[Placement], place: str, role: str) -> torch.Tensor:
+    """All of ``role``, put together from what holds it."""
+    holders = [p for p in placed if (p.role.place, p.role.name) == (place, role) and not p.copy]
+    assert holders, f"nothing holds {role} of {place or 'the model'}"
+    made = torch.full(holders[0].role.shape, torch.nan)
+    for p in holders:
+        made[slices(p.part)] = held(tensors, p)
+    return made
 
 
 def edited(
@@ -175,8 +212,6 @@ def edited(
     for name in {p.block.tensor for p in holders}:
         made[name] = tensors[name].clone()
     for p in holders:
-        assert p.perm is None
-        block = made[p.block.tensor].view(p.block.grid)[slices(p.block.box)]
-        mask = chosen[slices(p.part)].reshape(block.shape)
+        block, mask = held(made, p), chosen[slices(p.part)]
         block[mask] = change(block[mask])
     return made

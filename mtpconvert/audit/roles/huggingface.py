@@ -12,7 +12,8 @@ from typing import Any
 
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.roles.huggingface_attention import Module
-from mtpconvert.audit.roles.huggingface_families import FAMILIES, Family
+from mtpconvert.audit.roles.huggingface_families import FAMILIES
+from mtpconvert.audit.roles.huggingface_family import Family
 from mtpconvert.audit.roles.huggingface_mtp import around_the_trunk, mtp_block, mtp_depths
 from mtpconvert.audit.roles.huggingface_site import Settings, Site
 from mtpconvert.errors import ConfigError, NotRepresentableError

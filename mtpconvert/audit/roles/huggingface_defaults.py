@@ -85,3 +85,50 @@ GLM4_MOE_LITE: Defaults = {
     "kv_lora_rank": 512, "q_lora_rank": 768, "qk_rope_head_dim": 64, "v_head_dim": 256, "qk_nope_head_dim": 192,
     "first_k_dense_replace": 1, "mlp_layer_types": None, "rope_interleave": True, "attention_bias": False,
 }  # fmt: skip
+
+# Phi3Config; head_dim is not a field of it
+PHI3: Defaults = {
+    **_SHARED, "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None,
+}  # fmt: skip
+
+# GptOssConfig
+GPT_OSS: Defaults = {
+    **_SHARED, "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": True,
+    "num_local_experts": 128,
+}  # fmt: skip
+
+# HYV3Config; first_k_dense_replace is not a field of it: mlp_layer_types null makes the first layer dense
+HY_V3: Defaults = {
+    **_SHARED, "vocab_size": 120832, "hidden_size": 4096, "intermediate_size": 13312, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": False, "mlp_bias": False,
+    "num_experts": 192, "num_shared_experts": 1, "moe_intermediate_size": 1536, "mlp_layer_types": None,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+
+# MellumConfig; first_k_dense_replace is not a field of it: mlp_layer_types null makes every layer sparse
+MELLUM: Defaults = {
+    **_SHARED, "vocab_size": 98304, "hidden_size": 2304, "intermediate_size": 7168, "num_hidden_layers": 28,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "attention_bias": False,
+    "num_experts": 64, "moe_intermediate_size": 896, "mlp_layer_types": None, "mtp_mlp_layer_types": None,
+    "first_k_dense_replace": 0, "num_nextn_predict_layers": None,
+}  # fmt: skip
+
+# ExaoneMoeConfig; head_dim is not a field of it, published files carry it
+EXAONE_MOE: Defaults = {
+    **_SHARED, "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": None, "num_experts": 64, "num_shared_experts": 1,
+    "moe_intermediate_size": 1024, "mlp_layer_types": None, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+# MiMoConfig of XiaomiMiMo/MiMo-7B (configuration_mimo.py): a Qwen2Config with a count of MTP layers
+MIMO: Defaults = QWEN2
+
+# BailingMoeV2Config of inclusionAI/Ling-mini-2.0 (configuration_bailing_moe_v2.py)
+BAILING_V2: Defaults = {
+    **_SHARED, "vocab_size": 157184, "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "use_qkv_bias": False, "use_bias": False,
+    "use_qk_norm": True, "num_experts": 256, "num_shared_experts": 1, "moe_intermediate_size": 512,
+    "first_k_dense_replace": 1,
+}  # fmt: skip

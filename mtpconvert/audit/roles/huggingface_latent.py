@@ -1,0 +1,58 @@
+"""Families with latent attention (MLA), one entry per architecture, each with the source it was read from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mtpconvert.audit.roles import huggingface_defaults as defaults
+from mtpconvert.audit.roles.huggingface_attention import latent
+from mtpconvert.audit.roles.huggingface_family import (
+    DEEPSEEK_ALIASES,
+    DEEPSEEK_EXPERTS,
+    DEEPSEEK_FLOAT32,
+    DEEPSEEK_NAMES,
+    PLAIN_MLP,
+    Family,
+    after_dense,
+    after_dense_at_frequency,
+    always,
+    by_type,
+)
+from mtpconvert.audit.roles.huggingface_feedforward import experts
+
+# models/deepseek_v2/modeling_deepseek_v2.py: DeepseekV2Moe, DeepseekV2TopkRouter
+_DEEPSEEK_V2_EXPERTS = experts(
+    replace(DEEPSEEK_NAMES, correction=()), count="n_routed_experts", shared_count="n_shared_experts"
+)
+
+
+LATENT: dict[str, Family] = {
+    # models/deepseek_v3/modeling_deepseek_v3.py; PreTrainedConfig.get_mtp_config: "MTP layers always use MoE".
+    # DeepseekV3TopkRouter makes the correction bias in float32; the router's weight is bf16 in published files.
+    # Kimi-K2 and Moonlight bear this architecture too: no MTP layers, and Moonlight no query latent
+    "DeepseekV3ForCausalLM": Family(
+        defaults=defaults.DEEPSEEK_V3,
+        attention=always(latent(interleaved="rope_interleave")),
+        feed_forward=after_dense_at_frequency(DEEPSEEK_EXPERTS),
+        mtp_feed_forward=always(DEEPSEEK_EXPERTS),
+        aliases=DEEPSEEK_ALIASES,
+        float32=DEEPSEEK_FLOAT32,
+    ),
+    # models/deepseek_v2/modeling_deepseek_v2.py: apply_rotary_emb (view_as_complex: interleaved)
+    "DeepseekV2ForCausalLM": Family(
+        defaults=defaults.DEEPSEEK_V2,
+        attention=always(latent(interleaved=True)),
+        feed_forward=after_dense(_DEEPSEEK_V2_EXPERTS),
+        mtp_feed_forward=always(_DEEPSEEK_V2_EXPERTS),
+        aliases={"n_routed_experts": "num_experts"},
+    ),
+    # models/glm4_moe_lite/modeling_glm4_moe_lite.py: Glm4MoeLiteAttention, Glm4MoeLiteMoE
+    "Glm4MoeLiteForCausalLM": Family(
+        defaults=defaults.GLM4_MOE_LITE,
+        attention=always(latent(interleaved="rope_interleave")),
+        feed_forward=by_type(DEEPSEEK_EXPERTS, PLAIN_MLP),
+        mtp_feed_forward=always(DEEPSEEK_EXPERTS),
+        aliases={"n_routed_experts": "num_local_experts"},
+        float32=DEEPSEEK_FLOAT32,
+    ),
+}

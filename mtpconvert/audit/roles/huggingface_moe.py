@@ -1,0 +1,156 @@
+"""Grouped-query families with experts, one entry per architecture, each with the source it was read from."""
+
+from __future__ import annotations
+
+from mtpconvert.audit.roles import huggingface_defaults as defaults
+from mtpconvert.audit.roles.huggingface_attention import AttentionNames, grouped_query
+from mtpconvert.audit.roles.huggingface_family import (
+    DEEPSEEK_ALIASES,
+    DEEPSEEK_EXPERTS,
+    DEEPSEEK_FLOAT32,
+    LLAMA_MLP,
+    PLAIN_MLP,
+    Family,
+    after_dense,
+    always,
+    at_sparse_step,
+    by_type,
+    mtp_by_type,
+)
+from mtpconvert.audit.roles.huggingface_feedforward import ExpertNames, experts, transposed_experts
+from mtpconvert.audit.roles.huggingface_mtp import APPENDED_FINAL_LAYERNORM, TOP_LEVEL
+
+# models/qwen3_moe/modeling_qwen3_moe.py: Qwen3MoeSparseMoeBlock
+_QWEN3_EXPERTS = experts(ExpertNames())
+# models/qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeSparseMoeBlock
+_QWEN2_EXPERTS = experts(
+    ExpertNames(shared=("shared_expert.",), mix="shared_expert_gate.weight"),
+    shared_units="shared_expert_intermediate_size",
+)
+# conversion_mapping.py, "mixtral": block_sparse_moe. on disk, mlp. in memory; w1 gate, w3 up, w2 down
+_MIXTRAL_EXPERTS = experts(
+    ExpertNames(
+        modules=("block_sparse_moe.", "mlp."),
+        gate="experts.{}.w1.weight",
+        up="experts.{}.w3.weight",
+        down="experts.{}.w2.weight",
+    ),
+    count="num_local_experts",
+    units="intermediate_size",
+)
+
+# conversion_mapping.py, "hy_v3": the names of published files and those in memory; HYV3MoE, HYV3TopKRouter
+_HY_EXPERTS = experts(
+    ExpertNames(
+        router=("router.gate.weight", "gate.weight"),
+        correction=("expert_bias", "e_score_correction_bias"),
+        shared=("shared_mlp.", "shared_experts."),
+    ),
+    shared_count="num_shared_experts",
+)
+# conversion_mapping.py, "exaone_moe"; ExaoneMoeSparseMoEBlock, ExaoneMoeTopkRouter
+_EXAONE_EXPERTS = experts(
+    ExpertNames(correction=("e_score_correction_bias", "gate.e_score_correction_bias"), shared=("shared_experts.",)),
+    shared_count="num_shared_experts",
+)
+# modeling_bailing_moe_v2.py of inclusionAI/Ling-mini-2.0: BailingMoeV2SparseMoeBlock, BailingMoeV2Gate
+_BAILING_EXPERTS = experts(
+    ExpertNames(correction=("gate.expert_bias",), shared=("shared_experts.",)), shared_count="num_shared_experts"
+)
+
+# attribute_map of the config classes
+_QWEN_ALIASES = {"num_experts": "num_local_experts"}
+
+
+EXPERTS: dict[str, Family] = {
+    # models/glm4_moe/modeling_glm4_moe.py: Glm4MoeAttention (bias=False on o, whatever the config says), Glm4MoeMoE;
+    # MTP layers and dtypes as for DeepSeek (Glm4MoeTopkRouter)
+    "Glm4MoeForCausalLM": Family(
+        defaults=defaults.GLM4_MOE,
+        attention=always(grouped_query(qkv_bias="attention_bias", qk_norm="use_qk_norm")),
+        feed_forward=after_dense(DEEPSEEK_EXPERTS),
+        mtp_feed_forward=always(DEEPSEEK_EXPERTS),
+        aliases=DEEPSEEK_ALIASES,
+        float32=DEEPSEEK_FLOAT32,
+    ),
+    # models/qwen3_moe/modeling_qwen3_moe.py: Qwen3MoeAttention; MTP as SGLang qwen3_moe_mtp.py reads it
+    "Qwen3MoeForCausalLM": Family(
+        defaults=defaults.QWEN3_MOE,
+        attention=always(grouped_query(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True)),
+        feed_forward=at_sparse_step(_QWEN3_EXPERTS),
+        mtp_feed_forward=always(_QWEN3_EXPERTS),
+        mtp=TOP_LEVEL,
+        aliases=_QWEN_ALIASES,
+    ),
+    # models/qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeAttention (bias=False on o)
+    "Qwen2MoeForCausalLM": Family(
+        defaults=defaults.QWEN2_MOE,
+        attention=always(grouped_query(qkv_bias="qkv_bias")),
+        feed_forward=at_sparse_step(_QWEN2_EXPERTS),
+        mtp_feed_forward=always(_QWEN2_EXPERTS),
+        aliases=_QWEN_ALIASES,
+    ),
+    # models/mixtral/modeling_mixtral.py: MixtralAttention, MixtralSparseMoeBlock
+    "MixtralForCausalLM": Family(
+        defaults=defaults.MIXTRAL,
+        attention=always(grouped_query()),
+        feed_forward=always(_MIXTRAL_EXPERTS),
+        mtp_feed_forward=always(_MIXTRAL_EXPERTS),
+        aliases={"num_local_experts": "num_experts"},
+    ),
+    # models/gpt_oss/modeling_gpt_oss.py: GptOssAttention, GptOssMLP, GptOssExperts; bf16 files, not the MXFP4 ones
+    "GptOssForCausalLM": Family(
+        defaults=defaults.GPT_OSS,
+        attention=always(grouped_query(qkv_bias="attention_bias", out_bias="attention_bias", sinks=True)),
+        feed_forward=always(transposed_experts),
+        mtp_feed_forward=always(transposed_experts),
+        aliases={"num_local_experts": "num_experts"},
+    ),
+    # models/hy_v3/modeling_hy_v3.py: HYV3Attention, HYV3MoE; MTP as vLLM hy_v3_mtp.py reads it
+    "HYV3ForCausalLM": Family(
+        defaults=defaults.HY_V3,
+        attention=always(grouped_query(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True)),
+        feed_forward=by_type(_HY_EXPERTS, LLAMA_MLP),
+        mtp_feed_forward=always(_HY_EXPERTS),
+        mtp=APPENDED_FINAL_LAYERNORM,
+        aliases={**_QWEN_ALIASES, "moe_intermediate_size": "expert_hidden_dim"},  # the latter in vLLM hy_v3.py
+        float32=(".mlp.expert_bias", ".mlp.e_score_correction_bias"),
+    ),
+    # models/mellum/modeling_mellum.py: MellumAttention, MellumSparseMoeBlock; configuration_mellum.py: __post_init__
+    "MellumForCausalLM": Family(
+        defaults=defaults.MELLUM,
+        attention=always(grouped_query(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True)),
+        feed_forward=by_type(_QWEN3_EXPERTS, PLAIN_MLP),
+        mtp_feed_forward=mtp_by_type(_QWEN3_EXPERTS, PLAIN_MLP),
+        mtp=TOP_LEVEL,
+        aliases={"num_experts": "num_local_experts", "num_nextn_predict_layers": "num_mtp_layers"},
+    ),
+    # models/exaone_moe/modeling_exaone_moe.py: ExaoneMoeAttention; vLLM exaone_moe_mtp.py and exaone_moe.py: a dense
+    # MTP layer (is_mtp)
+    "ExaoneMoeForCausalLM": Family(
+        defaults=defaults.EXAONE_MOE,
+        attention=always(grouped_query(qk_norm=True)),
+        feed_forward=by_type(_EXAONE_EXPERTS, PLAIN_MLP),
+        mtp_feed_forward=always(PLAIN_MLP),
+        mtp=TOP_LEVEL,
+        float32=(".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
+    ),
+    # modeling_bailing_moe_v2.py of inclusionAI/Ling-mini-2.0 (Ling 2.0, Ring 2.0): BailingMoeV2Attention (rows of
+    # query_key_value: queries, keys, values), BailingMoeV2MTPLayer ([enorm(embedding), hnorm(hidden)], experts)
+    "BailingMoeV2ForCausalLM": Family(
+        defaults=defaults.BAILING_V2,
+        attention=always(
+            grouped_query(
+                qkv_bias="use_qkv_bias",
+                out_bias="use_bias",
+                qk_norm="use_qk_norm",
+                names=AttentionNames("attention.", "query_key_value", "dense", "query_layernorm", "key_layernorm"),
+            )
+        ),
+        feed_forward=after_dense(_BAILING_EXPERTS),
+        mtp_feed_forward=always(_BAILING_EXPERTS),
+        mtp=APPENDED_FINAL_LAYERNORM,
+        float32=(".mlp.gate.expert_bias",),
+        embedding="word_embeddings.weight",
+    ),
+}
