@@ -60,9 +60,9 @@ def _object_of(text: str, path: list[str]) -> int:
     begin = text.index("{")
     for depth, part in enumerate(path[:-1]):
         found = _find(text, begin + 1, part)
-        if found is None or text[found[0]] != "{":
+        if found is None or text[found[1]] != "{":
             raise ConfigError(f"config.json has no object '{'.'.join(path[: depth + 1])}'", where=".".join(path))
-        begin = found[0]
+        begin = found[1]
     return begin
 
 
@@ -70,13 +70,13 @@ def _without(text: str, path: list[str]) -> str:
     """``text`` without every entry of that key, each with the comma that it no longer needs."""
     begin = _object_of(text, path)
     while (found := _find(text, begin + 1, path[-1])) is not None:
-        start = text.rindex(json.dumps(path[-1]), begin, found[0])
-        after = _SPACE.match(text, found[1])
+        start, _, end = found
+        after = _SPACE.match(text, end)
         assert after is not None  # the pattern matches the empty string
         if text[after.end()] == ",":
             text = text[:start] + text[_skip(text, after.end()) :]
         else:
-            text = text[:start].rstrip(" \t\r\n,") + text[found[1] :]
+            text = text[:start].rstrip(" \t\r\n,") + text[end:]
     return text
 
 
@@ -84,16 +84,16 @@ def _with_value(text: str, path: list[str], value: str) -> str:
     begin = _object_of(text, path)
     found = _find(text, begin + 1, path[-1])
     if found is not None:
-        return text[: found[0]] + value + text[found[1] :]
+        return text[: found[1]] + value + text[found[2] :]
     space = _SPACE.match(text, begin + 1)
     assert space is not None  # the pattern matches the empty string
     comma = "" if text[space.end()] == "}" else ","
     return f"{text[: begin + 1]}{space[0]}{json.dumps(path[-1])}: {value}{comma}{text[begin + 1 :]}"
 
 
-def _find(text: str, position: int, key: str) -> tuple[int, int] | None:
-    """Start and end of the value of ``key`` in the object that begins at ``position``; of the last one, as json reads
-    an object that has the key twice."""
+def _find(text: str, position: int, key: str) -> tuple[int, int, int] | None:
+    """Where ``key`` of the object that begins at ``position`` starts, and start and end of its value; of the last one,
+    as json reads an object that has the key twice."""
     decoder = json.JSONDecoder()
     found = None
     while True:
@@ -104,7 +104,7 @@ def _find(text: str, position: int, key: str) -> tuple[int, int] | None:
         begin = _skip(text, name.end())
         _, position = decoder.raw_decode(text, begin)
         if json.loads(name[0]) == key:
-            found = begin, position
+            found = name.start(), begin, position
 
 
 def _skip(text: str, position: int) -> int:

@@ -58,7 +58,7 @@ def set_in(document: dict[str, Any], dotted: str, value: Any) -> None:
     document[last] = value
 
 
-@given(st.data(), documents.filter(bool), st.one_of(st.integers(0, 9), st.none(), st.text(max_size=4)))
+@given(st.data(), documents.filter(bool), st.one_of(st.integers(0, 9), st.text(max_size=4)))
 def test_a_value_is_replaced_in_its_place(data: st.DataObject, document: dict[str, Any], value: Any) -> None:
     """What stands before and after the old value's own characters is untouched, and json agrees on the meaning."""
     text = data.draw(spelled(document))
@@ -71,6 +71,18 @@ def test_a_value_is_replaced_in_its_place(data: st.DataObject, document: dict[st
     assert any(text.startswith(changed[:at]) and text.endswith(changed[at + len(spelling) :]) for at in cuts), (
         "bytes outside the value changed"
     )
+
+
+@given(st.data(), documents.filter(bool))
+def test_a_key_is_removed_however_it_is_spelled(data: st.DataObject, document: dict[str, Any]) -> None:
+    text = data.draw(spelled(document))
+    dotted = data.draw(st.sampled_from(paths(document)))
+    *parents, last = dotted.split(".")
+    inner = document
+    for part in parents:
+        inner = inner[part]
+    del inner[last]
+    assert json.loads(with_values(text, {dotted: None})) == document
 
 
 @given(st.data(), documents, keys, st.integers(0, 9))
@@ -138,3 +150,19 @@ def test_unreadable_configs(tmp_path: Path, raw: bytes | None, message: str) -> 
     with pytest.raises(ConfigError, match=message) as refusal:
         read_config(tmp_path)
     assert str(tmp_path) in str(refusal.value.where) and refusal.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "expected"),
+    [
+        ('{"a": 1, "q": {"x": [1, "}"]}, "b": 2}', "q", '{"a": 1, "b": 2}'),
+        ('{\n  "q": 1,\n  "b": 2\n}\n', "q", '{\n  "b": 2\n}\n'),
+        ('{\r\n  "a": 1,\r\n  "q": {"x": 1}\r\n}', "q", '{\r\n  "a": 1\r\n}'),
+        ('{"q": 1}', "q", "{}"),
+        ('{"t": {"q": 1, "z": 2}, "q": 3}', "t.q", '{"t": {"z": 2}, "q": 3}'),
+        ('{"q": 1, "a": "q", "q": 2}', "q", '{"a": "q"}'),
+        ('{"a": 1}', "q", '{"a": 1}'),
+    ],
+)
+def test_a_key_is_removed_with_its_comma_and_nothing_else(text: str, key: str, expected: str) -> None:
+    assert with_values(text, {key: None}) == expected
