@@ -15,6 +15,8 @@ from mtpconvert.audit.findings import Finding, Severity, finding
 from mtpconvert.audit.ledger import ledger_findings, make_ledger, trunk_lost
 from mtpconvert.audit.mass import check_mass
 from mtpconvert.audit.mtp import MtpLayers, mtp_layers
+from mtpconvert.audit.packed import as_compared, with_scales
+from mtpconvert.audit.packed_checks import check_packed
 from mtpconvert.audit.plan import Plan, make_plan, missing_findings
 from mtpconvert.audit.quantised import check_quantisation
 from mtpconvert.audit.readers.opening import open_side
@@ -51,11 +53,13 @@ def audit(
 def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Waiver], today: date) -> Report:
     one, two = open_side(left, "left"), open_side(right, "right")
     here, there = mtp_layers(one), mtp_layers(two)
+    findings = [*one.findings, *two.findings]
+    findings += check_quantisation(one, here) + check_quantisation(two, there)
+    one, two, about_scales = as_compared(one, two)
+    findings += about_scales
     about_one, about_two = _descriptions(one, two)
     plan = make_plan(one, two, about_one, about_two)
-    findings = [*one.findings, *two.findings]
     findings += check_counts(one, here) + check_counts(two, there, base=one)
-    findings += check_quantisation(one, here) + check_quantisation(two, there)
     findings += check_arguments(one, two) + check_remote_code(one) + check_remote_code(two)
     if one.is_huggingface and two.is_huggingface:
         findings += check_side_files(one, two)
@@ -63,11 +67,12 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
     if level == "headers" or trained:
         findings += check_dtypes(one, two, plan)
     bits = audit_bits(one, two, about_one, about_two, plan, trained) if level == "bits" else Bits()
-    findings += plan.findings + bits.findings
+    findings += plan.findings + bits.findings + check_packed(one, two, plan, bits if level == "bits" else None, trained)
     if level == "bits":
         findings += check_repeated_rows(one, two, bits.equal)
     findings += missing_findings(plan, one, two, here, there)
-    ledger = make_ledger(one, two, here, there, about_one, about_two, bits.equal if level == "bits" else None)
+    equal = with_scales(bits.equal, two) if level == "bits" else None
+    ledger = make_ledger(one, two, here, there, about_one, about_two, equal)
     findings += ledger_findings(one, two, here, there, ledger) + trunk_lost(one, plan.missing, here)
     if trained and level == "bits":
         from mtpconvert.audit.trained import check_trained
@@ -104,17 +109,20 @@ def _settle(findings: list[Finding], plan: Plan, waivers: list[Waiver], today: d
 
 
 def _summary(side: Side) -> SideSummary:
+    side = side.stored or side
     return SideSummary(str(side.root), side.kind, side.layout, len(side.inventory), side.bytes_total)
 
 
 def _states(one: Side, two: Side, plan: Plan, bits: Bits, here: MtpLayers, there: MtpLayers) -> list[TensorState]:
     """The state of every tensor of the right, and of those of the left that are missing there."""
     extra, mtp = set(plan.unexpected), there.all_names() | here.all_names()
+    equal, unequal = with_scales(bits.equal, two), with_scales(bits.unequal, two)
+    one, two = one.stored or one, two.stored or two
 
     def state(name: str) -> str:
         if name in extra:
             return "unexpected"
-        return "equal" if name in bits.equal else "differs" if name in bits.unequal else "unread"
+        return "equal" if name in equal else "differs" if name in unequal else "unread"
 
     states = [
         TensorState(name, state(name), name in mtp, spec.shape, spec.dtype) for name, spec in two.inventory.items()

@@ -92,6 +92,11 @@ CODES: dict[str, Code] = {
     "quant-excluded-packed": Code(_E, "a module is excluded and stored quantised", "remove the exclude entry"),
     "scale-missing": Code(_E, "a quantised weight without a scale", "write the scale"),
     "scale-orphan": Code(_E, "a scale without a quantised weight", "remove it, or write the weight"),
+    "scale-shape": Code(_E, "a scale tensor that does not fit its weight's blocks", "write the scales again"),
+    "scale-invalid": Code(_E, "a scale that is zero, negative or not finite", "quantise the weight again"),
+    "quant-no-block-size": Code(_E, "scaled blocks whose size the config does not say", "restore weight_block_size"),
+    "dequantised": Code(_W, "codes with scales on one side, their values on the other", "nothing, if it is meant"),
+    "requantised": Code(_N, "other codes or scales that stand for equal numbers", "keep the source's bytes"),
     "router-quantised": Code(_E, "a router is stored quantised", "keep routers in plain floats"),
     # between two trainings
     "mtp-stale": Code(_E, "MTP equals the base while the trunk changed", "export the trained MTP"),

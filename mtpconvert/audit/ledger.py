@@ -8,6 +8,7 @@ from mtpconvert.audit.describe import Description
 from mtpconvert.audit.drafts import Kind, number_of
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import MtpLayers, declared, expected_prefix
+from mtpconvert.audit.packed import scales_of, without_scale
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.report_model import LayerLedger, MtpLedger
 
@@ -42,19 +43,21 @@ def _totals(side: Side, layers: MtpLayers) -> dict[str, int]:
 
 
 def _bytes(side: Side, names: Iterable[str]) -> int:
-    return sum(side.inventory[name].nbytes for name in names)
+    inventory = (side.stored or side).inventory
+    return sum(inventory[name].nbytes for name in names)
 
 
 def _expected(
     layer: int, mine: list[str], theirs: list[str], right: Side, left: Side, one: Description, two: Description
 ) -> int:  # fmt: skip
     """Like against like the left's own tensors; else what the right side's description places in that layer
-    (copies where they are there)."""
+    (copies where they are there). The scales of weights are counted where the right keeps weights with scales."""
+    scales = len(scales_of(right).intersection(theirs)) + len(without_scale(right).intersection(theirs))
     if left.kind == right.kind and mine:
-        return len(mine)
+        return len(mine) - len(scales_of(left).intersection(mine)) + (scales if left.stored or right.stored else 0)
     described = {name for name, place in two.places_of().items() if place == f"mtp.{layer}"}
     if described:
-        return len(described | ({p.block.tensor for p in two.usable if p.copy} & set(theirs)))
+        return len(described | ({p.block.tensor for p in two.usable if p.copy} & set(theirs))) + scales
     return len(mine) or len({name for name, place in one.places_of().items() if place == f"mtp.{layer}"})
 
 

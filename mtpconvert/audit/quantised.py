@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import MtpLayers
+from mtpconvert.audit.packed import schemes
 from mtpconvert.audit.readers.side import Side
 
 _EXCLUDES = (
@@ -43,35 +43,26 @@ def check_quantisation(side: Side, mtp: MtpLayers) -> list[Finding]:
     def fault(code: str, message: str, tensor: str | None = None, **detail: Any) -> None:
         found.append(finding(code, message, side=side.label, tensor=tensor, **detail))
 
-    schemes = list(_schemes(side.config or {}))
+    declared = list(schemes(side.config or {}))
     small = any(spec.dtype in _SMALL for spec in side.inventory.values())
-    if not schemes and not small and not any(name.endswith((*_PACKED, *_SCALES)) for name in side.inventory):
+    if not declared and not small and not any(name.endswith((*_PACKED, *_SCALES)) for name in side.inventory):
         return []
     quantised = {stem for name, spec in side.inventory.items() if (stem := _quantised_stem(name, spec.dtype))}
     _check_scales(side, fault)
     for stem in sorted(quantised):
         if _ROUTER.search(stem):
             fault("router-quantised", f"{stem}: a router in packed form; servers expect plain floats", stem)
-    if not schemes:
+    if not declared:
         if quantised:
             text = f"{len(quantised)} modules are quantised and config.json has no quantization_config"
             fault("quant-undeclared", text, min(quantised))
         return found
     if not quantised:
-        for path, _ in schemes:
+        for path, _ in declared:
             fault("quant-stale-config", f"config.json: {path} is there and not one tensor is quantised; remove {path}")
         return found
-    _check_modules(side, mtp, schemes, quantised, fault)
+    _check_modules(side, mtp, declared, quantised, fault)
     return found
-
-
-def _schemes(config: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    for key, value in config.items():
-        if isinstance(value, dict):
-            if key in ("quantization_config", "compression_config"):
-                yield path + key, value
-            else:
-                yield from _schemes(value, f"{path}{key}.")
 
 
 def _quantised_stem(name: str, dtype: str) -> str | None:
@@ -98,9 +89,9 @@ def _check_scales(side: Side, fault: Any) -> None:
 
 
 def _check_modules(
-    side: Side, mtp: MtpLayers, schemes: list[tuple[str, dict[str, Any]]], quantised: set[str], fault: Any
+    side: Side, mtp: MtpLayers, declared: list[tuple[str, dict[str, Any]]], quantised: set[str], fault: Any
 ) -> None:  # fmt: skip
-    path, scheme = schemes[0]
+    path, scheme = declared[0]
     key, excluded = next(((k, list(scheme[k])) for k in _EXCLUDES if isinstance(scheme.get(k), list)), ("ignore", []))
     method = str(scheme.get("quant_method", "")).lower()
     mtp_names = mtp.all_names()

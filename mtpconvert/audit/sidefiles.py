@@ -7,6 +7,7 @@ from typing import Any
 
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import COUNT_KEYS
+from mtpconvert.audit.packed import schemes
 from mtpconvert.audit.readers.side import Side
 
 _BLOCK = 1 << 20
@@ -27,7 +28,7 @@ def check_side_files(left: Side, right: Side) -> list[Finding]:
         elif not _equal_files(path, other):
             found.append(finding("side-file-changed", f"{name} has other bytes on the right", tensor=None, file=name))
     if left.config is not None and right.config is not None:
-        found += _config_changes(left.config, right.config)
+        found += _config_changes(left.config, right.config, _schemes_that_may_differ(left, right))
     return found
 
 
@@ -56,10 +57,17 @@ def _equal_files(one: Path, two: Path) -> bool:
     return True
 
 
-def _config_changes(before: dict[str, Any], after: dict[str, Any]) -> list[Finding]:
+def _schemes_that_may_differ(left: Side, right: Side) -> tuple[str, ...]:
+    """A side that holds plain numbers where the other holds codes has no quantization_config: nothing is wrong."""
+    one, two = ([path for path, _ in schemes(side.config or {})] for side in (left, right))
+    return tuple(f"{path}." for path in one + two) if (left.stored or right.stored) and not (one and two) else ()
+
+
+def _config_changes(before: dict[str, Any], after: dict[str, Any], apart: tuple[str, ...]) -> list[Finding]:
     one, two = _flat(before), _flat(after)
     missing = object()
     changed = [key for key in sorted(one.keys() | two.keys()) if one.get(key, missing) != two.get(key, missing)]
+    changed = [key for key in changed if not key.startswith(apart)]
     kept = [key for key in changed if key.rsplit(".", 1)[-1] not in (*COUNT_KEYS, *_NOT_COMPARED)]
     return [
         finding(

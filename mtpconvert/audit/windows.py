@@ -65,7 +65,7 @@ class Operand:
     """One side of a comparison: a block of one tensor of one Side, its extents in the common order."""
 
     def __init__(self, side: Side, block: Block, order: tuple[int, ...] | None = None) -> None:
-        self.side, self.block = side, block
+        self.side, self.block, self.order = side, block, order
         spec = side.inventory[block.tensor]
         if DTYPE_BITS[spec.dtype] < 8:  # packed: only whole tensors, as bytes
             block = Block(block.tensor, (spec.nbytes,), (spec.nbytes,), ((0, spec.nbytes),))
@@ -158,6 +158,7 @@ class Reader:
         self.files = Files(side.files)
         self._scratch = Buffer(_SPAN)
         self._note = note
+        self._decoder: Any = None
 
     def _read(self, file: int, view: memoryview, offset: int) -> None:
         self.files.read_into(file, view, offset)
@@ -165,7 +166,13 @@ class Reader:
             self._note(file, offset, view)
 
     def fill(self, operand: Operand, window: Box, buffer: Buffer) -> int:
-        """Read the window in C order; returns its length in bytes."""
+        """Read the window in C order; returns its length in bytes. Packed tensors come decoded."""
+        if operand.tensor in operand.side.packed:
+            if self._decoder is None:
+                from mtpconvert.audit.dequantise import Decoder
+
+                self._decoder = Decoder(self)
+            return int(self._decoder.fill(operand, window, buffer))
         extents = tuple(stop - start for start, stop in window)
         total = prod(extents) * operand.size
         target = [operand.size] * len(extents)

@@ -36,13 +36,29 @@ class Record:
     crc32: int
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A plain tensor that is stored as codes and scales (names on disk); ``block``: elements under one scale, by axis.
+
+    ``scheme`` "fp8": codes F8_E4M3 of the same shape. "mxfp4": two e2m1 codes a byte, axes 1 and 2 exchanged.
+    """
+
+    name: str
+    shape: Shape
+    codes: str
+    scales: str
+    block: Shape
+    scheme: str = "fp8"
+
+
 @dataclass(slots=True)
 class Side:
     """``label`` is "left" or "right"; ``kind`` "huggingface" or "megatron"; ``layout`` how the bytes are kept.
 
     ``locate(name)`` gives the disjoint pieces of a tensor; it may raise CheckpointError. ``broken`` holds tensors
     whose bytes are not all there: they are reported once, and not compared. ``home`` maps a tensor to the file that
-    holds it, where that says anything (safetensors shards).
+    holds it, where that says anything (safetensors shards). ``packed``: tensors of the inventory that are decoded as
+    they are read; ``stored`` is then the side as it lies on disk.
     """
 
     label: str
@@ -62,6 +78,8 @@ class Side:
     replicas: dict[str, list[Sequence[Piece]]] = field(default_factory=dict)
     objects: int = 0
     bytes_total: int = 0
+    packed: dict[str, Packed] = field(default_factory=dict)
+    stored: Side | None = None
     _templates: list[str] | None = None
 
     def templates(self) -> list[str]:
