@@ -129,6 +129,55 @@ def test_the_second_norm_of_megatron_0_19_before_queries_without_a_latent_has_no
     assert "decoder.layers.self_attention.linear_kv_up_proj.layer_norm_weight" in placed
 
 
+def test_every_fourth_layer_has_ordinary_attention_and_absent_delta_nets_have_names() -> None:
+    facts = dense()[0] | {"num_layers": 5, "experimental_attention_variant": "gated_delta_net"}
+    for frequency in (4, [1, 1, 1, 0, 1]):
+        placed = placements(facts | {"linear_attention_freq": frequency}, {})
+        linear = {p.role.place for p in placed if p.role.name == "gdn.a_log"}
+        assert linear == {"trunk.0", "trunk.1", "trunk.2", "trunk.4"}
+        assert {p.role.place for p in placed if p.role.name == "attn.q"} == {"trunk.3", "mtp.0"}
+    (taps,) = (p for p in placed if (p.role.place, p.role.name) == ("trunk.4", "gdn.conv.v"))
+    assert taps.block.tensor == "decoder.layers.4.self_attention.conv1d.weight.value"
+    assert (taps.block.shape, taps.role.shape) == (
+        (4096, 1, 4),
+        (32, 128, 4),
+    )  # sizes that the config class defaults to
+
+
+@pytest.mark.parametrize("frequency, offset, computing", [
+    (None, None, {1, 2, 3, 4, 5, 6, 7}), (4, 0, {1, 5}), (4, 3, {1, 2, 3, 7}), (1, 3, {1, 2, 3, 4, 5, 6, 7}),
+])  # fmt: skip
+def test_layers_that_share_an_index_have_no_indexer(frequency: Any, offset: Any, computing: set[int]) -> None:
+    """Layers count from 1 up to the offset, each with its own; then every n-th. MTP counts from 1 again."""
+    facts = dense()[0] | {
+        "num_layers": 7, "multi_latent_attention": True, "q_lora_rank": 3, "kv_lora_rank": 3, "qk_head_dim": 2,
+        "qk_pos_emb_head_dim": 2, "v_head_dim": 2, "experimental_attention_variant": "dsa", "dsa_indexer_n_heads": 2,
+        "dsa_indexer_head_dim": 5, "dsa_indexer_topk_freq": frequency, "dsa_indexer_skip_topk_offset": offset,
+        "mtp_num_layers": 3, "qk_layernorm": True,
+    }  # fmt: skip
+    placed = placements(facts, {})
+    have = {p.role.place for p in placed if p.role.name == "dsa.weights"}
+    trunk = {f"trunk.{number - 1}" for number in computing}
+    assert have == trunk | {f"mtp.{number - 1}" for number in computing & {1, 2, 3}}
+    # the spec of sparse attention leaves the norms of the latents apart
+    assert {p.block.tensor.split(".", 3)[3] for p in placed if p.role.name == "mla.kv_norm"} >= {
+        "self_attention.kv_layernorm.weight"
+    }
+
+
+@pytest.mark.parametrize("trunk, mtp", [(1, "dense"), (0, "moe"), (1, None), (0, None)])
+def test_an_mtp_layer_is_dense_or_moe_as_its_tensors_say(trunk: int, mtp: str | None) -> None:
+    facts, held = dense()
+    facts |= {"num_experts": 3, "moe_ffn_hidden_size": 2, "moe_layer_freq": [trunk] * 2}
+    at = "mtp.layers.0.transformer_layer.mlp."
+    held = {key: spec for key, spec in held.items() if not key.startswith(at)}
+    key = {"dense": f"{at}linear_fc1.weight", "moe": f"{at}router.weight", None: "other"}[mtp]
+    placed = placements(facts, held | {key: TensorSpec(key, (1, 1), "BF16")})
+    names = {p.role.name for p in placed if p.role.place == "mtp.0"}
+    moe = trunk == 1 if mtp is None else mtp == "moe"
+    assert ("router" in names, "mlp.gate" in names) == (moe, not moe)
+
+
 def test_two_spellings_in_one_checkpoint_are_two_holders() -> None:
     facts, held = dense()
     both = held | renamed(
@@ -143,6 +192,11 @@ def test_two_spellings_in_one_checkpoint_are_two_holders() -> None:
     ({"num_attention_heads": 3, "num_query_groups": 2}, "query groups"),
     ({"num_experts": 4, "moe_layer_freq": "([0]*1+[1]*1)"}, "moe_layer_freq"),
     ({"num_experts": 4, "moe_layer_freq": [1]}, "moe_layer_freq"),
+    ({"num_experts": 4, "moe_latent_size": 3}, "moe_latent_size"),
+    ({"num_experts": 4, "moe_mlp_glu_interleave_size": 2}, "blocks of 2"),
+    ({"experimental_attention_variant": "kimi_delta"}, "kimi_delta"),
+    ({"experimental_attention_variant": "gated_delta_net"}, "linear_attention_freq"),
+    ({"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": [1]}, "linear_attention_freq"),
 ])  # fmt: skip
 def test_arguments_that_cannot_be_read_stop_the_audit(wrong: dict[str, Any], said: str) -> None:
     facts, held = dense()
@@ -153,10 +207,10 @@ def test_arguments_that_cannot_be_read_stop_the_audit(wrong: dict[str, Any], sai
 def test_arguments_that_change_what_numbers_mean() -> None:
     facts, _ = dense()
     assert meaning_arguments(facts) == []
-    fine = {"moe_mlp_glu_interleave_size": None, "rotary_interleaved": False, "glu_linear_offset": 0.0}
+    fine = {"moe_shared_expert_glu_interleave_size": None, "rotary_interleaved": False, "glu_linear_offset": 0.0}
     assert meaning_arguments(fine) == []
     other = {
-        "moe_mlp_glu_interleave_size": 32, "moe_shared_expert_glu_interleave_size": 32, "rotary_interleaved": True,
+        "moe_shared_expert_glu_interleave_size": 32, "rotary_interleaved": True,
         "mtp_use_repeated_layer": True, "softmax_type": "off-by-one", "qk_l2_norm": True,
         "dsa_indexer_scoring_relu": False, "glu_linear_offset": 1.0, "use_mup": True,
     }  # fmt: skip

@@ -13,7 +13,7 @@ from mtpconvert.audit.roles.megatron import meaning_arguments, placements
 from tests.audit.test_roles_megatron_kinds import *  # noqa: F403
 from tests.audit.test_roles_megatron_kinds import TOKENS, alone
 from tests.support import mcore_modules
-from tests.support.mcore_cpu import quietly
+from tests.support.mcore_cpu import cpu_patches, quiet, quietly
 from tests.support.mcore_forward import hidden_states
 from tests.support.mcore_kinds import KINDS, build
 from tests.support.mcore_roles import inventory, randomise, saved_tensors
@@ -77,3 +77,39 @@ def test_one_mtp_layer_serves_every_depth() -> None:
     assert len(ours) == len(theirs) == 3
     for mine, state in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, state, rtol=1e-4, atol=2e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_that_keep_gate_and_up_in_turn(ranks: int) -> None:
+    """Two experts of 12 units in blocks of 2, split over ``ranks``, saved by the real factory, read by the real class.
+
+    With 3 blocks of each on a rank, the halves that saving cuts fall inside a pair of blocks.
+    """
+    cpu_patches()
+    with quiet():
+        from megatron.core.dist_checkpointing.mapping import ShardedTensor
+        from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+        from megatron.core.transformer.moe.experts import TEGroupedMLP
+
+    facts = KINDS["biased-moe-with-sinks"] | {
+        "num_experts": 2, "moe_ffn_hidden_size": 12, "moe_mlp_glu_interleave_size": 2, "moe_grouped_gemm": True,
+        "expert_tensor_parallel_size": ranks, "tensor_model_parallel_size": 4,
+    }  # fmt: skip
+    key = "decoder.layers.mlp.experts.experts.linear_fc1.bias"
+    local = torch.randn(2, ranks, 24 // ranks, generator=torch.Generator().manual_seed(6))
+    saved = torch.full((3, 2, 24), 0.0)
+    for expert in range(2):
+        for rank in range(ranks):
+            axes = ((0, 1, 3), (1, expert, 2))
+            mine = ShardedTensor.from_rank_offsets(
+                key, local[expert, rank], *axes, (2, rank, ranks), prepend_axis_num=2
+            )
+            for shard in apply_swiglu_sharded_factory(mine, axes).build():
+                first = shard.global_offset[2]
+                saved[1, expert, first : first + len(shard.data)] = shard.data
+    found = [p for p in placements(facts, inventory({key: saved})) if p.block.tensor == key]
+    roles = gather(found, {key: saved})
+    in_halves = TEGroupedMLP._remove_glu_interleaving(local.flatten(0, 1), 2).view(2, ranks, 2, 12 // ranks)
+    for half, name in enumerate(("expert.gate.bias", "expert.up.bias")):
+        assert torch.equal(roles["trunk.1", name], in_halves[:, :, half].flatten(1))

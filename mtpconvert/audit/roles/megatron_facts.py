@@ -149,6 +149,17 @@ class Facts:
         )
 
     @property
+    def expert_blocks(self) -> int:
+        """Rows in a block where experts keep gate and up in turn, else 0; SequentialMLP never does (moe/experts.py)."""
+        grouped = self.flag("moe_grouped_gemm") is not False
+        return (self.maybe("moe_mlp_glu_interleave_size") or 0) if grouped else 0
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks over which each expert was split when it was saved (training/arguments.py: validate_args)."""
+        return self.maybe("expert_tensor_parallel_size") or self.maybe("tensor_model_parallel_size") or 1
+
+    @property
     def mtp_layers(self) -> int:
         """Physical MTP layers: one if ``mtp_use_repeated_layer``, which applies it ``mtp_num_layers`` times."""
         depth = self.maybe("mtp_num_layers") or 0
@@ -157,8 +168,6 @@ class Facts:
 
 # Under any other value, a number at the same place under the same name means something else than this half says.
 _STANDS_FOR: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("moe_mlp_glu_interleave_size", (None,),
-     "rows of the experts' linear_fc1 alternate in blocks of gate and up (moe/experts.py: TEGroupedMLP.forward)"),
     ("moe_shared_expert_glu_interleave_size", (None,),
      "rows of the shared expert's linear_fc1 alternate in blocks of gate and up (moe/shared_experts.py)"),
     ("rotary_interleaved", (None, False),

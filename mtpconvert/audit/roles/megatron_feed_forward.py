@@ -8,7 +8,7 @@ whole model: ``mlp.py: apply_swiglu_sharded_factory`` takes the tensor-parallel 
 from __future__ import annotations
 
 from mtpconvert.audit.roles.megatron_facts import Facts
-from mtpconvert.audit.roles.megatron_layout import Entry, Layout, Param, cut, full, same, spelled, where
+from mtpconvert.audit.roles.megatron_layout import Cut, Entry, Layout, Param, cut, full, same, spelled, where
 from mtpconvert.errors import ConfigError
 from mtpconvert.tensors import Shape
 
@@ -65,32 +65,71 @@ def _routed(f: Facts, experts: int) -> list[Entry]:
     """
     hidden, units = f.hidden, f.maybe("moe_ffn_hidden_size") or f.need("ffn_hidden_size")
     bias = f.flag("add_bias_linear")
+    halves = _alternating if f.expert_blocks else _gates_and_ups
     weights = [
-        Entry(_gates_and_ups("weight", experts, units, hidden)),
+        Entry(halves(f, "weight", experts, units, hidden)),
         Entry(_downs("weight", experts, hidden, units)),
     ]
     biases = [
-        Entry(_gates_and_ups("bias", experts, units), bias is True),
+        Entry(halves(f, "bias", experts, units), bias is True),
         Entry(_downs("bias", experts, hidden), bias is True),
     ]
     return weights if bias is False else [*weights, *biases]
 
 
-def _gates_and_ups(leaf: str, experts: int, units: int, *columns: int) -> tuple[Layout, Layout]:
+def _gates_and_ups(_f: Facts, leaf: str, experts: int, units: int, *columns: int) -> tuple[Layout, ...]:
     """``linear_fc1`` of all experts: gate rows, then up rows of each; or a tensor for each half of each."""
-    suffix = "" if columns else ".bias"
+    names = _halves(leaf)
     shape = (experts, units, *columns)
-    names = f"expert.gate{suffix}", f"expert.up{suffix}"
     every, rows = slice(0, experts), [slice(0, extent) for extent in (units, *columns)]
     together = Param(
         f"{_EXPERTS}.linear_fc1.{leaf}",
         ((experts,), (2, units), *((c,) for c in columns)),
         tuple(cut(name, shape, every, slice(half, half + 1), *rows) for half, name in enumerate(names)),
     )
-    return (together,), tuple(
-        _single(f"linear_fc1.{leaf}{half}", name, shape, e) for e in range(experts) for half, name in zip(
-            ("_w", "_v"), names, strict=True)
-    )  # fmt: skip
+    apart = tuple(
+        _single(f"linear_fc1.{leaf}{half}", name, shape, e)
+        for e in range(experts)
+        for half, name in zip(("_w", "_v"), names, strict=True)
+    )
+    return (together,), apart
+
+
+def _alternating(f: Facts, leaf: str, experts: int, units: int, *columns: int) -> tuple[Layout, ...]:
+    """``linear_fc1`` of all experts with ``moe_mlp_glu_interleave_size`` (0.19.2): blocks of gate and up in turn.
+
+    A tensor-parallel rank holds [gate block, up block, gate block, ...] of its units
+    (TEGroupedMLP._remove_glu_interleaving). Saving takes the first half of its rows for gate and the second for up
+    all the same (mlp.py: apply_swiglu_sharded_factory), so what a saved row is depends on the number of ranks.
+    With ``singleton_local_shards`` nothing is placed. Raises ConfigError for units that no blocks make up.
+    """
+    size, ranks = f.expert_blocks, f.expert_ranks
+    own = units // ranks
+    if units % ranks or own % size:
+        raise ConfigError(
+            f"{units} units of an expert are no whole blocks of {size} on each of {ranks} tensor-parallel ranks",
+            where="Megatron arguments: moe_mlp_glu_interleave_size, expert_tensor_parallel_size",
+            next_step="look at the args in common.pt (or common_state) of the checkpoint",
+        )
+    blocks = own // size
+    rest = [slice(0, extent) for extent in (size, *columns)]
+
+    def block(rank: int, at: int) -> Cut:
+        half, there = divmod(at, blocks)
+        pair, kind = divmod(at, 2)
+        start = rank * own + pair * size
+        part = ((0, experts), (start, start + size), *full(columns))
+        box = (slice(0, experts), *(slice(x, x + 1) for x in (half, rank, there)), *rest)
+        return cut(_halves(leaf)[kind], (experts, units, *columns), *box, part=part)
+
+    axes = ((experts,), (2, ranks, blocks, size), *((c,) for c in columns))
+    cuts = tuple(block(rank, at) for rank in range(ranks) for at in range(2 * blocks))
+    return ((Param(f"{_EXPERTS}.linear_fc1.{leaf}", axes, cuts),),)
+
+
+def _halves(leaf: str) -> tuple[str, str]:
+    suffix = "" if leaf == "weight" else ".bias"
+    return f"expert.gate{suffix}", f"expert.up{suffix}"
 
 
 def _downs(leaf: str, experts: int, *shape: int) -> tuple[Layout, Layout]:
