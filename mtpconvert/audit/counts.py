@@ -20,7 +20,8 @@ _TRUNK = re.compile(
 
 def check_counts(side: Side, mtp: MtpLayers, base: Side | None = None) -> list[Finding]:
     """Every disagreement between what the config (or the arguments) counts and what the names count."""
-    found = [*_mtp_counts(side, mtp), *_layer_set(side, mtp), *_expert_sets(side), *_names(side)]
+    stems = _stems(side)
+    found = [*_mtp_counts(side, mtp), *_layer_set(side, mtp, stems), *_expert_sets(side, stems), *_names(side)]
     if side.is_huggingface:
         found += [*_layer_lists(side, mtp), *_vocabulary(side), *_dtype(side)]
         found += [] if mtp.kind.whole else _head(side)  # a draft model borrows its target's
@@ -99,11 +100,21 @@ def _changed_counts(base: Side, side: Side) -> list[Finding]:
     ]
 
 
-def _layer_set(side: Side, mtp: MtpLayers) -> list[Finding]:
+def _stems(side: Side) -> dict[str, set[str]]:
+    """Names up to ".experts.", with the numbers that stand there: a tenth of the names of a model with experts."""
+    stems: dict[str, set[str]] = defaultdict(set)
+    for name in side.inventory:
+        stem, experts, rest = name.partition(".experts.")
+        numbers = stems[stem]
+        if experts:
+            numbers.add(rest.partition(".")[0])
+    return stems
+
+
+def _layer_set(side: Side, mtp: MtpLayers, stems: dict[str, set[str]]) -> list[Finding]:
     """Trunk layers by name are 0 to n-1, and n is the config's."""
-    mtp_names = mtp.all_names()
-    stems = {name.split(".experts.", 1)[0] for name in side.inventory if name not in mtp_names}
-    numbers = {int(m["n"]) for stem in stems if (m := _TRUNK.match(stem + "."))}
+    of_mtp = {name.partition(".experts.")[0] for name in mtp.all_names()}
+    numbers = {int(m["n"]) for stem in stems if stem not in of_mtp and (m := _TRUNK.match(stem + "."))}
     source = side.config if side.is_huggingface else side.arguments
     count = trunk_layers(source)
     if not numbers or count is None:
@@ -116,13 +127,9 @@ def _layer_set(side: Side, mtp: MtpLayers) -> list[Finding]:
     return [finding("layer-set", text, side=side.label)]
 
 
-def _expert_sets(side: Side) -> list[Finding]:
-    sets: dict[str, set[int]] = defaultdict(set)
-    for name in side.inventory:
-        stem, experts, rest = name.partition(".experts.")
-        number = rest.partition(".")[0]
-        if experts and number.isdecimal():
-            sets[stem + ".experts"].add(int(number))
+def _expert_sets(side: Side, stems: dict[str, set[str]]) -> list[Finding]:
+    sets = {stem + ".experts": {int(n) for n in there if n.isdecimal()} for stem, there in stems.items() if there}
+    sets = {stem: numbers for stem, numbers in sets.items() if numbers}
     wanted = max((len(numbers) for numbers in sets.values()), default=0)
     return [
         finding(
@@ -133,14 +140,13 @@ def _expert_sets(side: Side) -> list[Finding]:
         )
         for stem, numbers in sets.items()
         if numbers != set(range(max(wanted, max(numbers) + 1)))
-    ]  # fmt: skip
+    ]
 
 
 def _names(side: Side) -> list[Finding]:
     found: list[Finding] = []
-    spellings = {part for name in side.inventory for part in ("transformer_layer", "mtp_model_layer")
-                 if name.startswith("mtp.layers.") and f".{part}." in name}  # fmt: skip
-    if len(spellings) > 1:
+    mtp = [name for name in side.inventory if name.startswith("mtp.layers.")]
+    if all(any(part in name for name in mtp) for part in (".transformer_layer.", ".mtp_model_layer.")):
         found.append(
             finding("spelling-mixed", "mtp.layers.* is spelt transformer_layer and mtp_model_layer", side=side.label)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from math import prod
 from typing import Any
@@ -19,14 +20,15 @@ def check_cover(side: Side, placements: list[Placement]) -> tuple[list[Placement
 
     A tensor with a fault is left out as a whole: half a cover would compare numbers under a wrong meaning.
     """
-    by_tensor: dict[str, list[Placement]] = {}
+    by_tensor: dict[str, list[Placement]] = defaultdict(list)
     findings: list[Finding] = []
     bad: set[str] = set()
+    inventory = side.inventory
     for placement in placements:
         name = placement.block.tensor
-        by_tensor.setdefault(name, []).append(placement)
-        why = fits(placement, side.inventory)
-        if why is not None and name not in bad and name in side.inventory:
+        by_tensor[name].append(placement)
+        why = fits(placement, inventory)
+        if why is not None and name not in bad and name in inventory:
             bad.add(name)
             text = f"{name}: the description of {placement.role.name} {why}"
             findings.append(finding("role-overlap", text, side=side.label, tensor=name, role=placement.role.name))
@@ -37,19 +39,25 @@ def check_cover(side: Side, placements: list[Placement]) -> tuple[list[Placement
         if name in bad or name not in side.inventory:
             bad.add(name)
             continue
-        if len(holders) == 1 and holders[0].block.box == tuple([(0, n) for n in holders[0].block.grid]):
+        if len(holders) == 1 and _whole(holders[0].block):
             continue
         why = cover_fault([holder.block for holder in holders], side.inventory[name].shape)
         if why is not None:
             bad.add(name)
             findings.append(finding("role-overlap", f"{name}: {why}", side=side.label, tensor=name))
+    if not bad:
+        return placements, findings
     return [placement for placement in placements if placement.block.tensor not in bad], findings
+
+
+def _whole(block: Block) -> bool:
+    return block.box == tuple([(0, extent) for extent in block.grid])
 
 
 def cover_fault(blocks: Iterable[Block], shape: tuple[int, ...]) -> str | None:
     """None if the blocks are disjoint and fill ``shape``; else what is wrong, with the first element concerned."""
     blocks = list(blocks)
-    if len(blocks) == 1 and blocks[0].box == tuple([(0, extent) for extent in blocks[0].grid]):
+    if _cut_along_one_axis(blocks, shape):
         return None
     import numpy as np
 
@@ -77,6 +85,31 @@ def cover_fault(blocks: Iterable[Block], shape: tuple[int, ...]) -> str | None:
     if int(end[-1]) != total:
         return f"element {int(end[-1])} of {total} is not described"
     return None
+
+
+def _cut_along_one_axis(blocks: list[Block], shape: tuple[int, ...]) -> bool:
+    """Whether they are slices of one grid along one axis, one after the other: most covers, decided without numpy."""
+    first = blocks[0]
+    if any(block.grid != first.grid or block.shape != shape for block in blocks):
+        return False
+    cuts = [axis for axis, (interval, extent) in enumerate(zip(first.box, first.grid, strict=True))
+            if interval != (0, extent)]  # fmt: skip
+    if len(cuts) != (len(blocks) > 1):
+        return False
+    if cuts:
+        cut, at = cuts[0], 0
+        for start, stop in sorted(block.box[cut] for block in blocks):
+            if start != at or stop <= start:
+                return False
+            at = stop
+        others = {(block.box[:cut], block.box[cut + 1 :]) for block in blocks}
+        if at != first.grid[cut] or len(others) > 1:
+            return False
+    try:
+        grid_groups(shape, first.grid)
+    except ValueError:
+        return False
+    return True
 
 
 def _runs(block: Block) -> tuple[Any, int]:

@@ -66,11 +66,10 @@ def fits(placement: Placement, inventory: Inventory) -> str | None:
     if spec.shape != placement.block.shape:
         return f"expects shape {list(placement.block.shape)}, the tensor has {list(spec.shape)}"
     box, part = placement.block.box, placement.part
-    lead = len(part) - len(box)
-    if placement.perm is None and part[lead:] == box and len(part) == len(placement.role.shape):
-        leading = part[:lead] if lead > 0 else ()
-        if lead >= 0 and all(stop - start == 1 for start, stop in leading):
-            return None  # the usual case, quickly: the same intervals after unit axes (the expert's)
+    if placement.perm is None and len(part) == len(placement.role.shape):
+        lead = len(part) - len(box)  # the usual cases, quickly: the same intervals, or after the expert's axis
+        if part == box or (lead == 1 and part[1:] == box and part[0][1] - part[0][0] == 1):
+            return None
     extents = extents_of(placement.block.box)
     if placement.perm is not None:
         if sorted(placement.perm) != list(range(len(extents))):

@@ -20,7 +20,10 @@ _LARGEST_HEADER = 100_000_000  # tensor.rs: MAX_HEADER_SIZE
 
 @dataclass(slots=True)
 class Header:
-    """What one file says. ``starts``: absolute byte offset of each tensor. ``broken``: not wholly in the file."""
+    """What one file says. ``starts``: absolute byte offset of each tensor. ``broken``: not wholly in the file.
+
+    ``specs`` and ``starts`` may be those of another file's Header: they are not to be changed.
+    """
 
     specs: dict[str, TensorSpec] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
@@ -29,8 +32,15 @@ class Header:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def read_header(path: Path, side: str) -> Header:
-    """The header of one file, and every way in which header and file disagree. Never raises for bad content."""
+Seen = dict[tuple[bytes, int], Header]
+
+
+def read_header(path: Path, side: str, seen: Seen | None = None) -> Header:
+    """The header of one file, and every way in which header and file disagree. Never raises for bad content.
+
+    ``seen``: flawless headers by their bytes and their file's size. An equal one, as the other side often has, is not
+    parsed again.
+    """
     header = Header()
 
     def fault(code: str, message: str, tensor: str | None = None, **detail: Any) -> None:
@@ -50,6 +60,8 @@ def read_header(path: Path, side: str) -> Header:
                 )
                 return header
             raw = file.read(length)
+        if seen is not None and (raw, size) in seen:
+            return seen[raw, size]
         table = json.loads(raw)
     except (OSError, ValueError, RecursionError) as error:
         fault("file-unreadable", f"no readable header ({error})")
@@ -63,6 +75,8 @@ def read_header(path: Path, side: str) -> Header:
         for name in _repeated(raw):
             fault("name-duplicate", f"{name} stands twice in the header", name)
     _layout(header, table, 8 + length, size, fault)
+    if seen is not None and not header.findings:
+        seen[raw, size] = header
     return header
 
 
@@ -80,39 +94,31 @@ def _repeated(raw: bytes) -> list[str]:
 
 def _layout(header: Header, table: dict[str, Any], base: int, size: int, fault: Any) -> None:
     spans: list[tuple[int, int, str]] = []
+    specs, starts = header.specs, header.starts
+    position, ordered = 0, True
     for name, entry in table.items():
         try:
             shape = tuple(entry["shape"])
             begin, end = entry["data_offsets"]
             dtype = entry["dtype"]
             bits = prod(shape) * DTYPE_BITS[dtype]
+            length, start = end - begin, base + begin
         except (KeyError, TypeError, ValueError) as error:
             fault("file-layout", f"the entry of {name} cannot be understood ({error!r})", name)
             continue
-        header.specs[name] = TensorSpec(name, shape, dtype)
-        header.starts[name] = base + begin
-        if end - begin != bits // 8 or bits % 8:
-            fault(
-                "file-layout", f"{name}: {end - begin} bytes for {dtype} {list(shape)}, which takes {bits // 8}", name
-            )
+        specs[name] = TensorSpec(name, shape, dtype)
+        starts[name] = start
+        if length * 8 != bits:
+            fault("file-layout", f"{name}: {length} bytes for {dtype} {list(shape)}, which takes {bits // 8}", name)
             header.broken.add(name)
-        if base + end > size:
-            header.broken.add(name)
+        ordered = ordered and begin == position <= end
+        position = end
         spans.append((begin, end, name))
-    spans.sort()
-    position = 0
-    for begin, end, name in spans:
-        if begin != position:
-            kind = (
-                "overlaps the tensor before it"
-                if begin < position
-                else f"leaves a hole of {begin - position} bytes before it"
-            )
-            fault("file-layout", f"{name} {kind}", name)
-        position = max(position, end)
+    if not ordered or base + position > size:
+        position = _in_order(header, spans, base, size, fault)
     expected = base + position
     if size < expected:
-        first = next(name for begin, end, name in spans if base + end > size)
+        first = next(name for begin, end, name in sorted(spans) if base + end > size)
         count = len(header.broken)
         fault(
             "file-truncated",
@@ -121,3 +127,21 @@ def _layout(header: Header, table: dict[str, Any], base: int, size: int, fault: 
         )
     elif size > expected:
         fault("file-trailing", f"{size - expected} bytes after the last tensor")
+
+
+def _in_order(header: Header, spans: list[tuple[int, int, str]], base: int, size: int, fault: Any) -> int:
+    """Where the last tensor ends; tensors that overlap, leave holes or are cut off. For a header not seen to be whole:
+    in most, each tensor begins where the one before it in the header ends."""
+    position = 0
+    for begin, end, name in sorted(spans):
+        if base + end > size:
+            header.broken.add(name)
+        if begin != position:
+            kind = (
+                "overlaps the tensor before it"
+                if begin < position
+                else f"leaves a hole of {begin - position} bytes before it"
+            )
+            fault("file-layout", f"{name} {kind}", name)
+        position = max(position, end)
+    return position

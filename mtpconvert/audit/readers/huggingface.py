@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.audit.findings import Finding, finding
-from mtpconvert.audit.readers.headers import Header, read_header
+from mtpconvert.audit.readers.headers import Header, Seen, read_header
 from mtpconvert.audit.readers.side import Piece, Side, itemsize, row_major
 from mtpconvert.errors import CheckpointError, some
 
@@ -23,8 +23,11 @@ _NOT_SIDE_FILES = (
 )  # fmt: skip
 
 
-def open_huggingface(root: Path, label: str) -> Side:
-    """Read every header under ``root``. CheckpointError when there is no safetensors file at all."""
+def open_huggingface(root: Path, label: str, seen: Seen | None = None) -> Side:
+    """Read every header under ``root``. CheckpointError when there is no safetensors file at all.
+
+    ``seen``: headers that are known already (``read_header``); those of this side join them.
+    """
     names = sorted(path.name for path in root.glob("*.safetensors"))
     indexes = sorted(path.name for path in root.glob("*.safetensors.index.json"))
     if not names and not indexes:
@@ -34,11 +37,10 @@ def open_huggingface(root: Path, label: str) -> Side:
             next_step="give the directory that holds config.json and model*.safetensors",
         )
     findings: list[Finding] = []
-    headers = {name: read_header(root / name, label) for name in names}
+    headers = {name: read_header(root / name, label, seen) for name in names}
     homes: dict[str, str] = {}
     side = Side(label, root, "huggingface", _layout(names), {}, [root / name for name in names], lambda name: ())
-    starts: dict[str, tuple[int, int]] = {}
-    for number, (name, header) in enumerate(headers.items()):
+    for name, header in headers.items():
         findings += header.findings
         side.broken |= header.broken
         for tensor in header.specs.keys() & homes.keys():
@@ -46,9 +48,9 @@ def open_huggingface(root: Path, label: str) -> Side:
             findings.append(finding("name-duplicate", text, side=label, tensor=tensor))
         side.inventory.update(header.specs)
         homes.update(dict.fromkeys(header.specs, name))
-        starts.update({tensor: (number, start) for tensor, start in header.starts.items()})
     side.home = homes
     side.bytes_total = sum(spec.nbytes for spec in side.inventory.values())
+    starts = {name: (number, header.starts) for number, (name, header) in enumerate(headers.items())}
     side.locate = partial(_locate, side, starts)
     findings += _shard_sets(names, label)
     for index in indexes:
@@ -77,11 +79,11 @@ def _layout(names: list[str]) -> str:
     return f"safetensors, {len(names)} file{'' if len(names) == 1 else 's'}"
 
 
-def _locate(side: Side, starts: dict[str, tuple[int, int]], name: str) -> list[Piece]:
+def _locate(side: Side, starts: dict[str, tuple[int, dict[str, int]]], name: str) -> list[Piece]:
     spec = side.inventory[name]
-    file, start = starts[name]
+    file, offsets = starts[side.home[name]]
     box = tuple((0, extent) for extent in spec.shape)
-    return [Piece(box, file, start, row_major(spec.shape, itemsize(spec.dtype)))]
+    return [Piece(box, file, offsets[name], row_major(spec.shape, itemsize(spec.dtype)))]
 
 
 def _shard_sets(names: list[str], label: str) -> list[Finding]:
@@ -111,10 +113,13 @@ def _check_index(path: Path, headers: dict[str, Header], side: Side, *, single: 
     try:
         table = json.loads(path.read_bytes())
         weight_map: dict[str, str] = dict(table["weight_map"].items())
-        if not all(isinstance(name, str) for name in weight_map.values()):
+        if set(map(type, weight_map.values())) - {str}:
             raise TypeError("weight_map gives something else than file names")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         fault("index-unreadable", f"no weight_map can be read ({error!r})")
+        return found
+    if weight_map == side.home and single:
+        _total_size(table, side.bytes_total, fault)
         return found
     listed: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
@@ -125,9 +130,6 @@ def _check_index(path: Path, headers: dict[str, Header], side: Side, *, single: 
                 "index-missing-file",
                 f"names {name}, which is not there; {len(tensors)} tensors live in it: {some(tensors)}",
             )
-    if weight_map == side.home and single:
-        _total_size(table, side.bytes_total, fault)
-        return found
     for tensor, name in weight_map.items():
         if name in headers and tensor not in headers[name].specs and headers[name].specs:
             near = get_close_matches(tensor, headers[name].specs, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from mtpconvert.audit.readers.headers import Seen
 from mtpconvert.audit.readers.huggingface import open_huggingface
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.readers.torch_dist import is_torch_dist, open_torch_dist
@@ -13,8 +14,11 @@ from mtpconvert.errors import CheckpointError
 _LATEST = "latest_checkpointed_iteration.txt"
 
 
-def open_side(path: Path, label: str) -> Side:
-    """A Hugging Face directory, a Megatron root, or one iteration of it. CheckpointError says what was looked for."""
+def open_side(path: Path, label: str, seen: Seen | None = None) -> Side:
+    """A Hugging Face directory, a Megatron root, or one iteration of it. CheckpointError says what was looked for.
+
+    ``seen``: headers of the other side (``headers.read_header``).
+    """
     if not path.is_dir():
         raise CheckpointError("no such directory", where=str(path), next_step="audits read local directories only")
     folder = _iteration(path)
@@ -27,7 +31,7 @@ def open_side(path: Path, label: str) -> Side:
             next_step="audit the torch_dist form, or the Hugging Face directory that mcore2hf makes of it",
         )
     if folder == path:
-        return open_huggingface(path, label)
+        return open_huggingface(path, label, seen)
     raise CheckpointError(
         "no torch_dist or torch checkpoint here", where=str(folder), next_step="was the save interrupted?"
     )
