@@ -87,14 +87,6 @@ FROM_HF: dict[str, tuple[Harm, int, list[str]]] = {
         6,
         ["decoder.layers.2.mlp.linear_fc1.weight would be made of BF16 and F32 parts", "model.layers.2.mlp.up_proj"],
     ),
-    "block-scaled FP8": (
-        both(
-            tensor("model.layers.0.mlp.up_proj.weight", lambda t: ("F8_E4M3", t[1], t[2][::2])),
-            added("model.layers.0.mlp.up_proj.weight_scale_inv"),
-        ),
-        6,
-        ["2 tensors are block-scaled FP8 or scales of it", "model.layers.0.mlp.up_proj.weight_scale_inv", "bf16 first"],
-    ),
     "a missing shard": (
         lambda source: (source / "model-00002-of-00003.safetensors").unlink(),
         7,
