@@ -118,7 +118,8 @@ class _Words:
             meaning(self.meanings["left"].get(source, []), left_index))  # fmt: skip
         role = role_place(*known) if known else None
         cause = self.explainer.explain(bad)
-        text = f"{name}: {count} of {total} elements differ, the first at {where}"
+        decoded = " once dequantised" if source in self.left.packed or name in self.right.packed else ""
+        text = f"{name}: {count} of {total} elements differ{decoded}, the first at {where}"
         text += f", which is {role}" if role else ""
         text += f"; cause: {cause}" if cause else ""
         code = "narrowed" if cause and cause.startswith("rounded to") else "bytes-differ"

@@ -17,11 +17,13 @@ from mtpconvert.audit.plan import Plan
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.roles.vocabulary import ROLES
+from mtpconvert.audit.scale_causes import scale_cause
 from mtpconvert.audit.windows import windows
 from mtpconvert.errors import CheckpointError
 
 _IN_MEMORY = 24 << 20  # bytes of a tensor that is looked at as a whole
 _MOST = 400  # tensors that are explained; beyond, an audit of a hopeless pair would take for ever
+_SCALE_CAUSES = 2  # parts of one tensor that may each have other scales: gate and up
 
 
 class Explainer:
@@ -43,7 +45,13 @@ class Explainer:
         pairs = [pair for outcome in bad for pair in refine(outcome.pair, self.left_meanings)]
         try:
             pairs = [pair for pair in pairs if not self._same(pair)]
-            return self._elementwise(bad) or self._exchange(pairs) or self._whole(bad) or self._slices(pairs)
+            return (
+                self._elementwise(bad)
+                or self._scales(bad)
+                or self._exchange(pairs)
+                or self._whole(bad)
+                or self._slices(pairs)
+            )
         except CheckpointError:
             return None  # bytes that cannot be read are a finding of their own
 
@@ -56,6 +64,12 @@ class Explainer:
             one, two = self.bench.operands(outcome.pair, self.left, self.right)
             causes.add(elementwise_cause(self.bench.arrays(one, two), one.dtype))
         return causes.pop() if len(causes) == 1 else None
+
+    def _scales(self, bad: list[Outcome]) -> str | None:
+        if not (self.left.packed or self.right.packed):
+            return None
+        causes = {scale_cause(self.bench, *self.bench.operands(outcome.pair, self.left, self.right)) for outcome in bad}
+        return "; ".join(sorted(filter(None, causes))) if None not in causes and len(causes) <= _SCALE_CAUSES else None
 
     def _exchange(self, pairs: list[Pair]) -> str | None:
         moves: list[tuple[Pair, Pair, bool]] = []

@@ -33,8 +33,12 @@ class Codes:
 
     def flat(self) -> Any:
         """For each element the position of its scale in ``scales.reshape(-1)``."""
+        return self.flat_in(self.scales.shape, self.corner)
+
+    def flat_in(self, shape: Shape, corner: Shape | None = None) -> Any:
+        """The same in a box of scales of ``shape`` at ``corner``; None: in all scales of the tensor."""
         total: Any = 0
-        for place, low, extent in zip(self.places, self.corner, self.scales.shape, strict=True):
+        for place, low, extent in zip(self.places, corner or (0,) * len(shape), shape, strict=True):
             total = total * extent + (place - low)
         return total
 
@@ -76,6 +80,10 @@ class Decoder:
         words = self._box(stored, packed.scales, box)
         scales = words if packed.scheme == "mxfp4" else scale_values(words, spec.dtype)
         return Codes(codes, scales, tuple(start for start, _ in box), places)
+
+    def whole(self, stored: Side, name: str) -> Any:
+        """All words of a stored tensor, for scales."""
+        return self._box(stored, name, tuple((0, extent) for extent in stored.inventory[name].shape))
 
     def _nibbles(self, stored: Side, packed: Packed, index: list[Any], window: Box) -> Any:
         """e2m1 codes: two adjacent elements of a row share a byte, the first in its low half."""
@@ -154,13 +162,14 @@ def fp8_words(read: Codes) -> Any:
     values, flat, scales = e4m3_values(), read.flat(), read.scales.reshape(-1)
     if len(scales) * 256 <= read.codes.size:  # every code under every scale once, and each element looked up
         with np.errstate(all="ignore"):
-            table = _rounded(scales[:, None] * values)
+            table = rounded(scales[:, None] * values)
         return np.take(table.reshape(-1), flat * 256 + read.codes)
     with np.errstate(all="ignore"):
-        return _rounded(np.take(values, read.codes) * np.take(scales, flat))
+        return rounded(np.take(values, read.codes) * np.take(scales, flat))
 
 
-def _rounded(values: Any) -> Any:
+def rounded(values: Any) -> Any:
+    """float32 as bf16 bit patterns, to nearest even."""
     import numpy as np
 
     return to_bfloat16(values.view(np.uint32))
@@ -175,7 +184,7 @@ def _mxfp4_table() -> Any:
     with np.errstate(all="ignore"):
         table = np.ldexp(values[None, :], np.arange(256)[:, None] - 127).astype(np.float32)
     table[255] = np.nan
-    return _rounded(table).reshape(-1)
+    return rounded(table).reshape(-1)
 
 
 def mxfp4_words(read: Codes) -> Any:
