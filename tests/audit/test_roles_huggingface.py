@@ -90,13 +90,17 @@ def test_published_deepseek_v3_has_the_published_size() -> None:
 
 @pytest.mark.parametrize("architecture", [name for name in FAMILIES if hasattr(transformers, name)])
 def test_defaults_are_those_of_the_config_class(architecture: str) -> None:
-    real = getattr(transformers, architecture.removesuffix("ForCausalLM") + "Config")
+    text = "Text" if architecture.startswith("Qwen3_5") else ""
+    family = architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
+    real = getattr(transformers, f"{family}{text}Config")
     fields = {f: real.__dataclass_fields__[f].default for f in FAMILIES[architecture].defaults if hasattr(real, f)}
     fields |= {"num_nextn_predict_layers": real.num_mtp_layers} if hasattr(real, "num_mtp_layers") else {}
     assert {f: FAMILIES[architecture].defaults[f] for f in fields} == fields
     foreign = set(FAMILIES[architecture].defaults) - set(fields)
     assert foreign <= {
         "mtp_hidden_states_first", "num_nextn_predict_layers", "moe_layer_freq", "head_dim", "first_k_dense_replace",
+        "full_attention_interval", "mtp_num_hidden_layers", "index_topk_freq", "index_skip_topk_offset",
+        "index_topk_pattern",
     }  # fmt: skip
 
 

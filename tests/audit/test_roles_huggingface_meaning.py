@@ -4,7 +4,6 @@ Each test edits the stored tensors through the placements, lets transformers loa
 attention function (queries, keys, values after rotary), at a module's input or output, or at the logits.
 """
 
-
 import pytest
 import torch
 

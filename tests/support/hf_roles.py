@@ -38,6 +38,18 @@ GLM = GQA | {
     "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
 }  # fmt: skip
 
+HYBRID = {
+    "vocab_size": 23, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3,
+    "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 4,
+    "linear_value_head_dim": 5, "linear_conv_kernel_dim": 3, "layer_types": ["linear_attention", "full_attention"],
+    "max_position_embeddings": 32,
+}  # fmt: skip
+HYBRID_MOE = HYBRID | {
+    "moe_intermediate_size": 12, "shared_expert_intermediate_size": 9, "num_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
+DSA = {k: v for k, v in MLA.items() if k != "first_k_dense_replace"} | {
+    "index_n_heads": 2, "index_head_dim": 7, "index_topk": 2, "mlp_layer_types": ["dense", "sparse"],
+}  # fmt: skip
 MIXED = {"layer_types": ["full_attention", "sliding_attention"]}
 MOE = GQA | {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2}
 GLM_LITE = MLA | {"mlp_layer_types": ["dense", "sparse"]}
@@ -88,6 +100,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "ExaoneMoe",
         MOE | {"head_dim": 8, "num_shared_experts": 2, "num_nextn_predict_layers": 1, "sliding_window_pattern": 2},
     ),
+    "qwen3 next": ("Qwen3Next", HYBRID_MOE | {"num_nextn_predict_layers": 1}),
+    "qwen3 next, biased, a dense layer": (
+        "Qwen3Next",
+        HYBRID_MOE | {"mlp_only_layers": [0], "intermediate_size": 11, "attention_bias": True},
+    ),
+    "qwen3.5": ("Qwen3_5", HYBRID | {"intermediate_size": 11, "mtp_num_hidden_layers": 1}),
+    "qwen3.5 moe": ("Qwen3_5Moe", HYBRID_MOE | {"mtp_num_hidden_layers": 1, "tie_word_embeddings": True}),
+    "deepseek v3.2": ("DeepseekV32", DSA | {"num_nextn_predict_layers": 1}),
+    "glm 5": ("GlmMoeDsa", DSA | {"num_nextn_predict_layers": 1}),
+    "glm 5, shared indexers": ("GlmMoeDsa", DSA | {"indexer_types": ["full", "shared"], "num_nextn_predict_layers": 0}),
     "glm, no head_dim": ("Glm4Moe", {k: v for k, v in GLM.items() if k != "head_dim"} | {"num_mtp_layers": 1}),
 }
 
@@ -96,7 +118,7 @@ MTP_NAMES = {
     "DeepseekV3": ("model.layers.{n}.", "model.layers.{n}.", "enorm", "hnorm", "shared_head.norm", "eh_proj"),
     "HYV3": ("model.layers.{n}.", "model.layers.{n}.", "enorm", "hnorm", "final_layernorm", "eh_proj"),
     **dict.fromkeys(
-        ("Qwen3Moe", "Mellum", "ExaoneMoe"),
+        ("Qwen3Moe", "Mellum", "ExaoneMoe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
         ("mtp.", "mtp.layers.{i}.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "fc"),
     ),
 }
@@ -104,7 +126,8 @@ MTP_NAMES = {
 
 def config_of(case: str) -> Any:
     family, arguments = CASES[case]
-    return getattr(transformers, f"{family}Config")(**arguments)
+    text = "Text" if family.startswith("Qwen3_5") else ""
+    return getattr(transformers, f"{family}{text}Config")(**arguments)
 
 
 @functools.cache
@@ -116,7 +139,8 @@ def saved(case: str) -> tuple[dict[str, Any], Tensors]:
         getattr(transformers, f"{CASES[case][0]}ForCausalLM")(config).save_pretrained(folder)
         written = json.loads((Path(folder) / "config.json").read_text())
         tensors = {k: torch.randn(v.shape) for k, v in load_file(Path(folder) / "model.safetensors").items()}
-    layers, family = written.get("num_nextn_predict_layers", 0), CASES[case][0]
+    layers = written.get("num_nextn_predict_layers", written.get("mtp_num_hidden_layers", 0))
+    family = CASES[case][0]
     dense = 0 if family == "ExaoneMoe" else None  # vLLM builds its MTP layer so
     return written, tensors | mtp_tensors(tensors, written, layers, family=family, like=dense)
 

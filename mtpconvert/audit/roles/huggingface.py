@@ -19,7 +19,7 @@ from mtpconvert.audit.roles.huggingface_site import Settings, Site
 from mtpconvert.errors import ConfigError, NotRepresentableError
 from mtpconvert.tensors import Inventory
 
-__all__ = ["FAMILIES", "expected_dtype", "placements"]
+__all__ = ["FAMILIES", "expected_dtype", "of_another_model", "placements"]
 
 _MOST_PLACES = 500_000  # ten times DeepSeek-V3's; a config with a slip in a count would fill the memory
 
@@ -34,11 +34,16 @@ def placements(config: Mapping[str, Any], inventory: Inventory) -> list[Placemen
     that contradicts itself.
     """
     family = _family(config)
-    settings = Settings(config, family.defaults, family.aliases)
+    settings = Settings(_text(family, config), family.defaults, family.aliases)
     found = list(islice(_model(family, settings, inventory), _MOST_PLACES + 1))
     if len(found) > _MOST_PLACES:
         raise ConfigError(f"config.json describes a model of more than {_MOST_PLACES:,} tensors")
     return found
+
+
+def of_another_model(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether the tensor belongs to a model beside the language model (vision), which has no roles."""
+    return name.startswith(_family(config).beside)
 
 
 def expected_dtype(name: str, config: Mapping[str, Any]) -> str | None:
@@ -55,6 +60,16 @@ def _family(config: Mapping[str, Any]) -> Family:
             next_step=f"known are {', '.join(FAMILIES)}",
         )
     return FAMILIES[named[0]]
+
+
+def _text(family: Family, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the language model; whether its head is tied is said beside it (``_tied_weights_keys``)."""
+    if family.text is None:
+        return config
+    inner = config.get(family.text)
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"there is no {family.text}", where=f"config.json: {family.text}")
+    return {**inner, **{key: config[key] for key in ("tie_word_embeddings",) if key in config}}
 
 
 def _model(family: Family, settings: Settings, inventory: Inventory) -> Iterator[Placement]:

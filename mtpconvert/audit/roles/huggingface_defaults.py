@@ -132,3 +132,40 @@ BAILING_V2: Defaults = {
     "use_qk_norm": True, "num_experts": 256, "num_shared_experts": 1, "moe_intermediate_size": 512,
     "first_k_dense_replace": 1,
 }  # fmt: skip
+
+# Qwen3NextConfig; full_attention_interval is not a field of it: it makes layer_types where that is null
+QWEN3_NEXT: Defaults = {
+    **_SHARED, "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 48,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "attention_bias": False,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "layer_types": None, "full_attention_interval": 4, "decoder_sparse_step": 1,
+    "mlp_only_layers": None, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 512,
+}  # fmt: skip
+
+# Qwen3_5TextConfig; mtp_num_hidden_layers and full_attention_interval are not fields of it, published files carry them
+QWEN3_5: Defaults = {
+    **_SHARED, "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256, "attention_bias": False,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "layer_types": None, "full_attention_interval": 4, "mtp_num_hidden_layers": 0,
+}  # fmt: skip
+
+# Qwen3_5MoeTextConfig; as Qwen3_5TextConfig
+QWEN3_5_MOE: Defaults = {
+    **{key: value for key, value in QWEN3_5.items() if key != "intermediate_size"},
+    "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "num_experts": 256,
+}  # fmt: skip
+
+# DeepseekV32Config; the class has no MTP count, published files carry it
+DEEPSEEK_V32: Defaults = {
+    **{key: value for key, value in DEEPSEEK_V3.items() if key not in ("rope_interleave", "moe_layer_freq")},
+    "mlp_layer_types": None, "index_n_heads": 64, "index_head_dim": 128, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+
+# GlmMoeDsaConfig; as DeepseekV32Config. index_* keys that are not fields of it make indexer_types where that is null
+GLM_MOE_DSA: Defaults = {
+    **DEEPSEEK_V32, "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78,
+    "num_attention_heads": 64, "q_lora_rank": 2048, "v_head_dim": 256, "qk_nope_head_dim": 192, "index_n_heads": 32,
+    "indexer_types": None, "index_topk_pattern": None, "index_topk_freq": 1, "index_skip_topk_offset": 2,
+}  # fmt: skip

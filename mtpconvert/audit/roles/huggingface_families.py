@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mtpconvert.audit.roles.huggingface_dense import DENSE
 from mtpconvert.audit.roles.huggingface_family import Family
+from mtpconvert.audit.roles.huggingface_hybrid import HYBRID
 from mtpconvert.audit.roles.huggingface_latent import LATENT
 from mtpconvert.audit.roles.huggingface_moe import EXPERTS
 
-FAMILIES: dict[str, Family] = {**LATENT, **EXPERTS, **DENSE}
+FAMILIES: dict[str, Family] = {**LATENT, **EXPERTS, **HYBRID, **DENSE}

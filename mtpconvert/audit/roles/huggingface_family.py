@@ -20,7 +20,8 @@ class Family:
 
     ``aliases``: other spellings of config keys. ``float32``: ends of the names of tensors that are kept in F32 whatever
     the model's dtype is. ``roots``: prefixes of the trunk, the usual one first; ``embedding``: its name below them.
-    ``zero_centred``: norms keep ``scale - 1``.
+    ``zero_centred``: norms keep ``scale - 1``. ``text``: the key of the language model's own config, of several;
+    ``beside``: how names of the other models' tensors begin.
     """
 
     defaults: Mapping[str, Default]
@@ -34,6 +35,8 @@ class Family:
     roots: tuple[str, ...] = ("model.",)
     embedding: str = "embed_tokens.weight"
     zero_centred: bool = False
+    text: str | None = None
+    beside: tuple[str, ...] = ()
 
 
 def always(module: Module) -> Choice:
@@ -105,3 +108,10 @@ DEEPSEEK_EXPERTS = experts(DEEPSEEK_NAMES, count="n_routed_experts", shared_coun
 DEEPSEEK_FLOAT32 = (".mlp.gate.e_score_correction_bias",)
 # attribute_map of DeepseekV3Config and Glm4MoeConfig
 DEEPSEEK_ALIASES = {"n_routed_experts": "num_local_experts", "num_nextn_predict_layers": "num_mtp_layers"}
+# models/qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeSparseMoeBlock
+QWEN2_EXPERTS = experts(
+    ExpertNames(shared=("shared_expert.",), mix="shared_expert_gate.weight"),
+    shared_units="shared_expert_intermediate_size",
+)
+# attribute_map of the other config classes
+QWEN_ALIASES = {"num_experts": "num_local_experts"}

@@ -19,12 +19,15 @@ from mtpconvert.audit.roles.huggingface_family import (
     by_type,
 )
 from mtpconvert.audit.roles.huggingface_feedforward import experts
+from mtpconvert.audit.roles.huggingface_indexer import has_indexer, indexed
 
 # models/deepseek_v2/modeling_deepseek_v2.py: DeepseekV2Moe, DeepseekV2TopkRouter
 _DEEPSEEK_V2_EXPERTS = experts(
     replace(DEEPSEEK_NAMES, correction=()), count="n_routed_experts", shared_count="n_shared_experts"
 )
 
+_GLM_INDEXED = indexed(interleaved=True)
+_LATENT_PAIRS = latent(interleaved=True)
 
 LATENT: dict[str, Family] = {
     # models/deepseek_v3/modeling_deepseek_v3.py; PreTrainedConfig.get_mtp_config: "MTP layers always use MoE".
@@ -51,6 +54,26 @@ LATENT: dict[str, Family] = {
         defaults=defaults.GLM4_MOE_LITE,
         attention=always(latent(interleaved="rope_interleave")),
         feed_forward=by_type(DEEPSEEK_EXPERTS, PLAIN_MLP),
+        mtp_feed_forward=always(DEEPSEEK_EXPERTS),
+        aliases={"n_routed_experts": "num_local_experts"},
+        float32=DEEPSEEK_FLOAT32,
+    ),
+    # models/deepseek_v32/modeling_deepseek_v32.py: DeepseekV32Attention, DeepseekV32MoE; MTP layers as for DeepSeek-V3
+    "DeepseekV32ForCausalLM": Family(
+        defaults=defaults.DEEPSEEK_V32,
+        attention=always(indexed(interleaved=False)),
+        feed_forward=by_type(DEEPSEEK_EXPERTS, PLAIN_MLP),
+        mtp_feed_forward=always(DEEPSEEK_EXPERTS),
+        aliases={"n_routed_experts": "num_local_experts"},
+        float32=DEEPSEEK_FLOAT32,
+    ),
+    # models/glm_moe_dsa/modeling_glm_moe_dsa.py: GlmMoeDsaAttention, GlmMoeDsaMoE. GLM-5.2 files have an indexer in the
+    # MTP layer (791 tensors in all, knowledge of published files; vLLM deepseek_mtp.py builds it)
+    "GlmMoeDsaForCausalLM": Family(
+        defaults=defaults.GLM_MOE_DSA,
+        attention=lambda settings, layer: _GLM_INDEXED if has_indexer(settings, layer) else _LATENT_PAIRS,
+        feed_forward=by_type(DEEPSEEK_EXPERTS, PLAIN_MLP),
+        mtp_attention=always(_GLM_INDEXED),
         mtp_feed_forward=always(DEEPSEEK_EXPERTS),
         aliases={"n_routed_experts": "num_local_experts"},
         float32=DEEPSEEK_FLOAT32,

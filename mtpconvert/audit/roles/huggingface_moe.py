@@ -10,6 +10,8 @@ from mtpconvert.audit.roles.huggingface_family import (
     DEEPSEEK_FLOAT32,
     LLAMA_MLP,
     PLAIN_MLP,
+    QWEN2_EXPERTS,
+    QWEN_ALIASES,
     Family,
     after_dense,
     always,
@@ -22,11 +24,6 @@ from mtpconvert.audit.roles.huggingface_mtp import APPENDED_FINAL_LAYERNORM, TOP
 
 # models/qwen3_moe/modeling_qwen3_moe.py: Qwen3MoeSparseMoeBlock
 _QWEN3_EXPERTS = experts(ExpertNames())
-# models/qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeSparseMoeBlock
-_QWEN2_EXPERTS = experts(
-    ExpertNames(shared=("shared_expert.",), mix="shared_expert_gate.weight"),
-    shared_units="shared_expert_intermediate_size",
-)
 # conversion_mapping.py, "mixtral": block_sparse_moe. on disk, mlp. in memory; w1 gate, w3 up, w2 down
 _MIXTRAL_EXPERTS = experts(
     ExpertNames(
@@ -58,9 +55,6 @@ _BAILING_EXPERTS = experts(
     ExpertNames(correction=("gate.expert_bias",), shared=("shared_experts.",)), shared_count="num_shared_experts"
 )
 
-# attribute_map of the config classes
-_QWEN_ALIASES = {"num_experts": "num_local_experts"}
-
 
 EXPERTS: dict[str, Family] = {
     # models/glm4_moe/modeling_glm4_moe.py: Glm4MoeAttention (bias=False on o, whatever the config says), Glm4MoeMoE;
@@ -80,15 +74,15 @@ EXPERTS: dict[str, Family] = {
         feed_forward=at_sparse_step(_QWEN3_EXPERTS),
         mtp_feed_forward=always(_QWEN3_EXPERTS),
         mtp=TOP_LEVEL,
-        aliases=_QWEN_ALIASES,
+        aliases=QWEN_ALIASES,
     ),
     # models/qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeAttention (bias=False on o)
     "Qwen2MoeForCausalLM": Family(
         defaults=defaults.QWEN2_MOE,
         attention=always(grouped_query(qkv_bias="qkv_bias")),
-        feed_forward=at_sparse_step(_QWEN2_EXPERTS),
-        mtp_feed_forward=always(_QWEN2_EXPERTS),
-        aliases=_QWEN_ALIASES,
+        feed_forward=at_sparse_step(QWEN2_EXPERTS),
+        mtp_feed_forward=always(QWEN2_EXPERTS),
+        aliases=QWEN_ALIASES,
     ),
     # models/mixtral/modeling_mixtral.py: MixtralAttention, MixtralSparseMoeBlock
     "MixtralForCausalLM": Family(
@@ -113,7 +107,7 @@ EXPERTS: dict[str, Family] = {
         feed_forward=by_type(_HY_EXPERTS, LLAMA_MLP),
         mtp_feed_forward=always(_HY_EXPERTS),
         mtp=APPENDED_FINAL_LAYERNORM,
-        aliases={**_QWEN_ALIASES, "moe_intermediate_size": "expert_hidden_dim"},  # the latter in vLLM hy_v3.py
+        aliases={**QWEN_ALIASES, "moe_intermediate_size": "expert_hidden_dim"},  # the latter in vLLM hy_v3.py
         float32=(".mlp.expert_bias", ".mlp.e_score_correction_bias"),
     ),
     # models/mellum/modeling_mellum.py: MellumAttention, MellumSparseMoeBlock; configuration_mellum.py: __post_init__
