@@ -14,6 +14,7 @@ from mtpconvert.audit.mtp import count_keys, declared_by, layers_of
 from mtpconvert.cli.options import EXISTING, json_option
 from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, size
 from mtpconvert.convert.configs import read_config
+from mtpconvert.convert.packings import packing_in_words
 from mtpconvert.evidence.speed import cost_of_dropping, lines_of, speed_report
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import architectures, file_of, load
@@ -94,7 +95,8 @@ def _hugging_face(found: Found) -> Inspection:
         mtp = _count(inventory, layers, _count_key(config, kind), declared_by(config, kind))
     quantisation = config.get("quantization_config")
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
-    facts = {"files": len(reader.shards), "quantisation": method}
+    packing = packing_in_words(config, inventory, str(found.root))
+    facts = {"files": len(reader.shards), "quantisation": method, "packing": packing}
     return Inspection(
         reader.kind, found.root, architecture, architecture in architectures(), inventory, mtp,
         {name: value for name, value in facts.items() if value is not None}, config, list(reader.notes), kind,

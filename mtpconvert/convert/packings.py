@@ -12,7 +12,7 @@ from typing import Any
 
 from mtpconvert.codecs import fp8_block, mxfp4
 from mtpconvert.codecs.fp8_block import Blocks
-from mtpconvert.errors import CheckpointError, ConfigError, NotRepresentableError, some
+from mtpconvert.errors import CheckpointError, ConfigError, MtpConvertError, NotRepresentableError, some
 from mtpconvert.tensors import Inventory, TensorSpec
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
@@ -73,6 +73,18 @@ def packing_of(config: Mapping[str, Any], stored: Inventory, where: str) -> Pack
         return _fp8(config, stored, weights, scaled, where)
     blocks = [name for name, spec in stored.items() if name.endswith(mxfp4.BLOCKS_SUFFIX) and spec.dtype == "U8"]
     return _mxfp4(stored, blocks, where) if blocks else Packing()
+
+
+def packing_in_words(config: Mapping[str, Any], stored: Inventory, where: str) -> str | None:
+    """What ``inspect`` says of the packing, and whether it is decoded; None for plain tensors."""
+    try:
+        packing = packing_of(config, stored, where)
+    except MtpConvertError as error:
+        return f"hf2mcore refuses it: {error.what}"
+    if packing.kind is None:
+        return None
+    size = "" if packing.blocks is None else f" in blocks of {packing.blocks.rows} x {packing.blocks.columns}"
+    return f"{len(packing.tensors):,} tensors as {packing.kind}{size}; hf2mcore decodes them to bf16"
 
 
 def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -235,3 +235,16 @@ def test_a_config_alone_does_not_say_what_is_fp8(run: Run, memory: Path) -> None
     (memory / "config_only" / "config.json").write_bytes((source / "config.json").read_bytes())
     result = run("mcore2hf", memory / "mcore", memory / "back", "--reference", memory / "config_only")
     assert (result.code, "has a quantization_config" in result.err) == (6, True), result.err
+
+
+def test_inspect_says_how_it_is_packed_and_what_is_not_decoded(run: Run, memory: Path) -> None:
+    source = pack_fp8(write_tiny("deepseek_v3", memory / "hf"))
+    assert (
+        "packing: 68 tensors as fp8_block in blocks of 16 x 16; hf2mcore decodes them to bf16"
+        in run("inspect", source).out
+    )
+    CASES["GPTQ"][0](source)
+    shown = run("inspect", source)
+    assert shown.code == 0
+    assert "packing: hf2mcore refuses it: 1 tensors are packed in a way that is not converted" in shown.out
+    assert "present 1" in shown.last_line
