@@ -15,7 +15,7 @@ from mtpconvert.tensors import Inventory
 from tests.support import mcore_modules
 from tests.support.mcore_cpu import quietly
 from tests.support.mcore_forward import hidden_states
-from tests.support.mcore_kinds import KINDS, LOCAL, build
+from tests.support.mcore_kinds import KINDS, LOCAL, NEXT, NO_QUERY_LATENT, build
 from tests.support.mcore_roles import inventory, randomise, saved_tensors, te_inventories, te_norms
 from tests.support.roles_cover import check_exact_cover
 from tests.support.roles_forward import Forward, gather
@@ -39,6 +39,15 @@ def named(facts: dict[str, Any], held: Inventory) -> set[Any]:
 def test_te_spec_is_covered_exactly(name: str) -> None:
     held = te_inventories()[name]
     check_exact_cover(placements(KINDS[name], held), held)
+
+
+def test_latent_attention_without_a_query_latent_and_with_sinks() -> None:
+    """``qk_layernorm`` adds no norm for queries; where 0.19.2 norms the normed input again, that has no role."""
+    held = te_inventories()["no-query-latent"]
+    again = {key for key in held if key.endswith("linear_q_proj.layer_norm_weight")}
+    assert bool(again) == NEXT
+    check_exact_cover(placements(NO_QUERY_LATENT, held), {key: held[key] for key in held.keys() - again})
+    assert "attn.sink" in {p.role.name for p in placements(NO_QUERY_LATENT, held)}
 
 
 @pytest.mark.parametrize("name", list(LOCAL))

@@ -16,10 +16,16 @@ from tests.support import mcore_modules
 from tests.support.mcore_cpu import cpu_patches, quiet, quietly
 from tests.support.mcore_forward import hidden_states
 from tests.support.mcore_kinds import KINDS, build
-from tests.support.mcore_roles import inventory, randomise, saved_tensors
+from tests.support.mcore_roles import ARGUMENTS, inventory, randomise, saved_tensors, te_inventories
+from tests.support.roles_cover import check_exact_cover
 from tests.support.roles_forward import Forward, gather
 
 FACTS = KINDS["sparse-shared-index"] | {"apply_layernorm_1p": False}
+
+
+@pytest.mark.parametrize("name", list(ARGUMENTS))
+def test_what_both_versions_save_is_covered_exactly(name: str) -> None:
+    check_exact_cover(placements(ARGUMENTS[name], te_inventories()[name]), te_inventories()[name])
 
 
 def unseen(length: int) -> torch.Tensor:

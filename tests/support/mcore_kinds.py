@@ -13,7 +13,7 @@ import torch
 from mtpconvert.evidence import megatron_model
 from tests.support.mcore import model_from_args
 from tests.support.mcore_cpu import quietly, version
-from tests.support.mcore_roles import _COMMON, _GQA, _MLA, _MOE
+from tests.support.mcore_roles import _COMMON, _GQA, _MLA, _MOE, ARGUMENTS
 
 NEXT = not version().startswith("0.16.")
 
@@ -39,6 +39,8 @@ LOCAL: dict[str, dict[str, Any]] = {
 KINDS: dict[str, dict[str, Any]] = LOCAL | {
     "delta-net": _COMMON | _GQA | _MOE | _DELTA | _GATES | {"moe_layer_freq": 1, "apply_layernorm_1p": True},
 }
+# 0.19.2 norms queries' input once more here, which no role means: its spec is not covered, and this one stands apart
+NO_QUERY_LATENT = _COMMON | _MLA | {"q_lora_rank": None, "softmax_type": "learnable"}
 if NEXT:
     KINDS["repeated-mtp"] = _COMMON | _GQA | {"mtp_num_layers": 3, "mtp_use_repeated_layer": True}
     KINDS["sparse"] = _COMMON | _MLA | _SPARSE | {"dsa_indexer_rope_interleaved": True}
@@ -101,3 +103,10 @@ def _specs(name: str) -> Iterator[None]:
 def build(name: str, *, spec: str = "local") -> Any:
     with _specs(name):
         return model_from_args(KINDS[name], spec=spec)
+
+
+def all_te_models() -> dict[str, Any]:
+    """Every model of the Transformer Engine spec that the tests look into."""
+    models = {name: model_from_args(arguments, spec="te") for name, arguments in ARGUMENTS.items()}
+    models |= {name: build(name, spec="te") for name in KINDS}
+    return models | {"no-query-latent": model_from_args(NO_QUERY_LATENT, spec="te")}

@@ -17,7 +17,7 @@ import torch
 
 from mtpconvert.tensors import Inventory, TensorSpec, inventory_of
 from tests.support import te_standin
-from tests.support.mcore import content_metadata, model_from_args
+from tests.support.mcore import content_metadata
 from tests.support.mcore_cpu import quietly
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
@@ -135,12 +135,10 @@ def _gamma(norm: Any) -> str:
 
 def main() -> None:
     te_standin.install()
-    from tests.support import mcore_kinds
+    from tests.support.mcore_kinds import all_te_models
 
-    models = {name: model_from_args(arguments, spec="te") for name, arguments in ARGUMENTS.items()}
-    models |= {name: mcore_kinds.build(name, spec="te") for name in mcore_kinds.KINDS}
     out: dict[str, Any] = {"saved": {}, "norms": {}}
-    for name, model in models.items():
+    for name, model in all_te_models().items():
         saved = inventory(saved_tensors(randomise(model, seed=1)))  # memory as it was found may be NaN
         out["saved"][name] = {key: [list(spec.shape), spec.dtype] for key, spec in saved.items()}
         out["norms"][name] = {
