@@ -72,8 +72,11 @@ class Probe:
         """``edits``: (place, role, index[, change]); zeroed when no change is given."""
         tensors = self.tensors
         for edit in edits:
-            tensors = edited(tensors, self.placed, *edit)
+            tensors = self.edit(tensors, *edit)
         return look(self.case, tensors, self.monkeypatch)
+
+    def edit(self, tensors: Tensors, *edit: Any) -> Tensors:
+        return edited(tensors, self.placed, *edit)
 
     def has(self, role: str) -> bool:
         return any(p.role.name == role for p in self.placed)
