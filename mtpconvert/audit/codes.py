@@ -90,6 +90,7 @@ CODES: dict[str, Code] = {
     "quant-stale-config": Code(_E, "quantization_config and no quantised tensor", "remove the key path given"),
     "quant-undeclared": Code(_E, "quantised tensors and no quantization_config", "restore the config"),
     "quant-excluded-packed": Code(_E, "a module is excluded and stored quantised", "remove the exclude entry"),
+    "quant-never-packed": Code(_E, "a module that no engine unpacks is stored quantised", "keep it in plain floats"),
     "scale-missing": Code(_E, "a quantised weight without a scale", "write the scale"),
     "scale-orphan": Code(_E, "a scale without a quantised weight", "remove it, or write the weight"),
     "scale-shape": Code(_E, "a scale tensor that does not fit its weight's blocks", "write the scales again"),

@@ -34,6 +34,12 @@ _ROUTER = re.compile(
 )
 
 
+# Modules that engines build of plain floats in every scheme (vLLM: eh_proj is an nn.Linear, norms take no scheme).
+_UNPACKABLE = re.compile(r"(?:^|\.)(?:eh_proj|\w*norm\w*)$", re.A)
+# What published FP8 checkpoints keep plain without saying so (DeepSeek-V3, DeepSeek-V3.2).
+_PLAIN_IN_FP8 = ("eh_proj", "indexer.weights_proj")
+
+
 def check_quantisation(side: Side, mtp: MtpLayers) -> list[Finding]:
     """Findings about one HF side; a Megatron side carries no such config."""
     if not side.is_huggingface:
@@ -47,11 +53,15 @@ def check_quantisation(side: Side, mtp: MtpLayers) -> list[Finding]:
     small = any(spec.dtype in _SMALL for spec in side.inventory.values())
     if not declared and not small and not any(name.endswith((*_PACKED, *_SCALES)) for name in side.inventory):
         return []
-    quantised = {stem for name, spec in side.inventory.items() if (stem := _quantised_stem(name, spec.dtype))}
+    weight_of = {stem: name for name, spec in side.inventory.items() if (stem := _quantised_stem(name, spec.dtype))}
+    quantised = set(weight_of)
     _check_scales(side, fault)
     for stem in sorted(quantised):
         if _ROUTER.search(stem):
             fault("router-quantised", f"{stem}: a router in packed form; servers expect plain floats", stem)
+        elif _UNPACKABLE.search(stem):
+            text = f"{stem}.weight: stored as {side.inventory[weight_of[stem]].dtype}; engines build it of plain floats"
+            fault("quant-never-packed", text, weight_of[stem])
     if not declared:
         if quantised:
             text = f"{len(quantised)} modules are quantised and config.json has no quantization_config"
@@ -70,16 +80,22 @@ def _quantised_stem(name: str, dtype: str) -> str | None:
     for ending in _PACKED:
         if name.endswith(ending):
             return name.removesuffix(ending)
-    return name.removesuffix(".weight") if dtype in _SMALL and name.endswith(".weight") else None
+    if name.endswith(".weight"):
+        return name.removesuffix(".weight") if dtype in _SMALL else None
+    return name if dtype in _FP8 and name.endswith("_proj") else None  # experts stacked
 
 
 def _check_scales(side: Side, fault: Any) -> None:
     names = side.inventory
     for name, spec in names.items():
-        if spec.dtype in _FP8 and name.endswith(".weight"):
+        if spec.dtype in _FP8 and name.endswith((".weight", "_proj")):
             stem = name.removesuffix(".weight")
-            if not any(stem + ending in names for ending in _SCALES):
+            if not any(stem + ending in names for ending in (*_SCALES, "_scale_inv")):
                 fault("scale-missing", f"{name} is {spec.dtype} and has no scale beside it", name)
+        elif spec.dtype == "U8" and name.endswith("_blocks") and name.removesuffix("_blocks") + "_scales" not in names:
+            fault("scale-missing", f"{name} holds packed codes and has no scales beside it", name)
+        elif spec.dtype == "U8" and name.endswith("_scales") and name.removesuffix("_scales") + "_blocks" not in names:
+            fault("scale-orphan", f"{name}: no packed codes beside it", name)
         ending = next((e for e in (".weight_scale_inv", ".weight_scale") if name.endswith(e)), None)
         if ending is not None:
             stem = name.removesuffix(ending)
@@ -92,8 +108,9 @@ def _check_modules(
     side: Side, mtp: MtpLayers, declared: list[tuple[str, dict[str, Any]]], quantised: set[str], fault: Any
 ) -> None:  # fmt: skip
     path, scheme = declared[0]
-    key, excluded = next(((k, list(scheme[k])) for k in _EXCLUDES if isinstance(scheme.get(k), list)), ("ignore", []))
     method = str(scheme.get("quant_method", "")).lower()
+    usual = "modules_to_not_convert" if method in ("fp8", "mxfp4") else "ignore"
+    key, excluded = next(((k, list(scheme[k])) for k in _EXCLUDES if isinstance(scheme.get(k), list)), (usual, []))
     mtp_names = mtp.all_names()
     plain_mtp: list[str] = []
     plain: list[str] = []
@@ -101,7 +118,7 @@ def _check_modules(
         if not name.endswith(".weight") or len(spec.shape) != 2 or spec.dtype not in _PLAIN:
             continue
         stem = name.removesuffix(".weight")
-        if _NEVER.search(stem) or _ROUTER.search(stem) or (method == "fp8" and stem.endswith("eh_proj")):
+        if _NEVER.search(stem) or _ROUTER.search(stem) or (method == "fp8" and stem.endswith(_PLAIN_IN_FP8)):
             continue
         if not is_excluded(stem, excluded) and stem not in quantised:
             (plain_mtp if name in mtp_names else plain).append(stem)
@@ -138,8 +155,18 @@ def is_excluded(module: str, entries: list[Any]) -> bool:
                     return True
             except re.error:
                 continue
-        elif module == entry or module.startswith(entry + ".") or fnmatchcase(module, entry):
+        elif (
+            module == entry
+            or module.startswith(entry + ".")
+            or fnmatchcase(module, entry)
+            or ("*" in entry and fnmatchcase(module, entry + ".*"))
+        ):
             return True
         if "*" not in entry and f".{entry}." in f".{module}.":
             return True
     return False
+
+
+def _fits(module: str, pattern: str) -> bool:
+    """The pattern names the module, or a parent of it (``model.layers.*.self_attn``, as in gpt-oss)."""
+    return fnmatchcase(module, pattern) or ("*" in pattern and fnmatchcase(module, pattern + ".*"))
