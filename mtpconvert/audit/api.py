@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
 
 from mtpconvert.audit.arguments_check import check_arguments
-from mtpconvert.audit.bits import Bits, audit_bits
 from mtpconvert.audit.counts import check_counts
 from mtpconvert.audit.describe import Description, describe
 from mtpconvert.audit.dtypes import check_dtypes
@@ -15,10 +15,11 @@ from mtpconvert.audit.findings import Finding, Severity, finding
 from mtpconvert.audit.ledger import ledger_findings, make_ledger, trunk_lost
 from mtpconvert.audit.mass import check_mass
 from mtpconvert.audit.mtp import MtpLayers, mtp_layers
+from mtpconvert.audit.outcomes import Bits
 from mtpconvert.audit.packed import as_compared, with_scales
-from mtpconvert.audit.packed_checks import check_packed
 from mtpconvert.audit.plan import Plan, make_plan, missing_findings
 from mtpconvert.audit.quantised import check_quantisation
+from mtpconvert.audit.readers.headers import Seen
 from mtpconvert.audit.readers.opening import open_side
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.repeated_rows import check_repeated_rows
@@ -51,25 +52,36 @@ def audit(
 
 
 def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Waiver], today: date) -> Report:
-    one, two = open_side(left, "left"), open_side(right, "right")
-    here, there = mtp_layers(one), mtp_layers(two)
+    seen: Seen = {}
+    one, two = open_side(left, "left", seen), open_side(right, "right", seen)
+    alike = _alike(one, two)
+    here = mtp_layers(one)
+    there = here if alike else mtp_layers(two)
     findings = [*one.findings, *two.findings]
-    findings += check_quantisation(one, here) + check_quantisation(two, there)
+    quantisation, counts = check_quantisation(one, here), check_counts(one, here)
+    findings += quantisation + (_of_right(quantisation) if alike else check_quantisation(two, there))
     one, two, about_scales = as_compared(one, two)
     findings += about_scales
     about_one, about_two = _descriptions(one, two)
     plan = make_plan(one, two, about_one, about_two)
-    findings += check_counts(one, here) + check_counts(two, there, base=one)
+    findings += counts + (_of_right(counts) if alike else check_counts(two, there, base=one))
     findings += check_arguments(one, two) + check_remote_code(one) + check_remote_code(two)
     if one.is_huggingface and two.is_huggingface:
         findings += check_side_files(one, two)
     findings += check_mass(one, two, plan)
     if level == "headers" or trained:
         findings += check_dtypes(one, two, plan)
-    bits = audit_bits(one, two, about_one, about_two, plan, trained) if level == "bits" else Bits()
-    findings += plan.findings + bits.findings + check_packed(one, two, plan, bits if level == "bits" else None, trained)
+    findings += plan.findings
+    bits = Bits()
     if level == "bits":
-        findings += check_repeated_rows(one, two, bits.equal)
+        from mtpconvert.audit.bits import audit_bits
+
+        bits = audit_bits(one, two, about_one, about_two, plan, trained)
+        findings += bits.findings + check_repeated_rows(one, two, bits.equal)
+    if level == "bits" or one.stored or two.stored:
+        from mtpconvert.audit.packed_checks import check_packed
+
+        findings += check_packed(one, two, plan, bits if level == "bits" else None, trained)
     findings += missing_findings(plan, one, two, here, there)
     equal = with_scales(bits.equal, two) if level == "bits" else None
     ledger = make_ledger(one, two, here, there, about_one, about_two, equal)
@@ -91,10 +103,22 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
 
 def _descriptions(one: Side, two: Side) -> tuple[Description, Description]:
     """Meanings are worked out for both sides; where both are of one framework they only help to word and explain."""
-    if one.kind == two.kind and one.inventory == two.inventory and one.config == two.config:
+    if _alike(one, two):
         first = describe(one, two)
         return first, first if one.is_huggingface else describe(two, one)
     return describe(one, two), describe(two, one)
+
+
+def _alike(one: Side, two: Side) -> bool:
+    """Whether names, shapes, dtypes, config and arguments are the same: what is worked out from them is, too."""
+    return (one.kind, one.config, one.arguments) == (two.kind, two.config, two.arguments) and (
+        one.inventory == two.inventory
+    )
+
+
+def _of_right(findings: list[Finding]) -> list[Finding]:
+    """What was found on the left, for a right that is alike."""
+    return [replace(found, side="right", detail={**found.detail}) for found in findings]
 
 
 def _settle(findings: list[Finding], plan: Plan, waivers: list[Waiver], today: date) -> list[Finding]:

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import Any
 
 from mtpconvert.audit.causes import Explainer
 from mtpconvert.audit.checksums import check_records
-from mtpconvert.audit.compare import Bench, Outcome, compare_pairs
+from mtpconvert.audit.compare import Bench, compare_pairs
 from mtpconvert.audit.describe import Description
 from mtpconvert.audit.dtypes import dtypes_of, right_bits
 from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.outcomes import Bits, Outcome
 from mtpconvert.audit.plan import Plan
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.words import index_words, meaning, role_place
-
-
-@dataclass(slots=True)
-class Bits:
-    """``equal``/``unequal``: names on the right; ``nbytes``: bytes of the right that were compared."""
-
-    findings: list[Finding] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    equal: set[str] = field(default_factory=set)
-    unequal: set[str] = field(default_factory=set)
-    nbytes: int = 0
-    copies: list[str] = field(default_factory=list)
-    unchanged: set[str] = field(default_factory=set)  # by-name pairs found equal, copies of the right included
 
 
 def audit_bits(left: Side, right: Side, one: Description, two: Description, plan: Plan, trained: bool) -> Bits:

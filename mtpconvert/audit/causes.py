@@ -6,11 +6,12 @@ from collections import defaultdict
 from math import prod
 from typing import Any
 
-from mtpconvert.audit.compare import Bench, Outcome, is_equal
+from mtpconvert.audit.compare import Bench, is_equal
 from mtpconvert.audit.describe import Description
 from mtpconvert.audit.elementwise import elementwise_cause
 from mtpconvert.audit.exchange import exchange_words
 from mtpconvert.audit.layouts import layout_cause, slice_cause, tail_cause
+from mtpconvert.audit.outcomes import Outcome
 from mtpconvert.audit.pairs import Pair
 from mtpconvert.audit.pieces import Pieces, refine
 from mtpconvert.audit.plan import Plan

@@ -6,31 +6,16 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from mtpconvert.audit.checksums import WORKERS, Sums
+from mtpconvert.audit.outcomes import Outcome
 from mtpconvert.audit.pairs import Pair
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.windows import WINDOW, Buffer, Operand, Reader, windows
 from mtpconvert.errors import CheckpointError
 from mtpconvert.tensors import Box, Shape
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What came of one pair. ``first``: index of the first difference in the common order; ``differing``: how many
-    elements. ``error``: the bytes could not be read. ``values``: for pairs of two dtypes."""
-
-    pair: Pair
-    equal: bool
-    nbytes: int = 0
-    first: Shape | None = None
-    differing: int = 0
-    total: int = 0
-    error: CheckpointError | None = None
-    values: Any = None
 
 
 class Bench:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from mtpconvert.audit.bits import Bits
 from mtpconvert.audit.compare import Bench, is_equal, place_in
 from mtpconvert.audit.dequantise import scale_values
 from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.outcomes import Bits
 from mtpconvert.audit.packed import decoded, packed_of
 from mtpconvert.audit.plan import Plan
 from mtpconvert.audit.readers.side import Packed, Side

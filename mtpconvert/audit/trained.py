@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mtpconvert.audit.bits import Bits
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import MtpLayers
+from mtpconvert.audit.outcomes import Bits
 from mtpconvert.audit.plan import Plan
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.statistics import Statistics, statistics_of

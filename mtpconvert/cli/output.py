@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mtpconvert.errors import TargetError
-from mtpconvert.mapping.plan import MtpCount
+
+if TYPE_CHECKING:
+    from mtpconvert.mapping.plan import MtpCount
 
 
 def size(nbytes: int) -> str:
