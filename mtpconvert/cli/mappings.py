@@ -1,4 +1,4 @@
-"""``mtpconvert mappings list | show ARCH | check [FILE]``."""
+"""``mtpconvert mappings list | show ARCH | check [FILE] | new HF``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
+from mtpconvert.cli.options import EXISTING
+from mtpconvert.cli.output import mtp_line, refuse_missing_folder, write_file
 from mtpconvert.convert.arguments import check_rules
 from mtpconvert.convert.configs import read_json
-from mtpconvert.errors import ConfigError, MappingError
+from mtpconvert.errors import ConfigError, MappingError, UsageError
 from mtpconvert.mapping import catalogue
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import expand, proven
@@ -21,7 +23,7 @@ MEGATRON_VOCAB_MULTIPLE = 128  # megatron/training/arguments.py: default of --ma
 
 @click.group()
 def mappings() -> None:
-    """List, show and check the mapping files."""
+    """List, show, check and draft the mapping files."""
 
 
 @mappings.command("list")
@@ -70,6 +72,30 @@ def check(file: Path | None, configs: tuple[Path, ...]) -> None:
                 click.echo(_totals(mapping, label, config))
             except ConfigError as error:  # the sample configs are right, so the mapping is not
                 raise MappingError(error.what, where=error.where, next_step="correct the mapping file") from error
+
+
+@mappings.command()
+@click.argument("hf", type=EXISTING)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it there, not to stdout.")
+def new(hf: Path, output: Path | None) -> None:
+    """Draft a mapping for the model in HF, from its headers: rows of all known mappings that fit its tensors."""
+    from mtpconvert.convert.sketching import draft_of
+
+    if output is not None:
+        refuse_missing_folder(output)
+        if output.exists():
+            raise UsageError(f"{output} is there already", next_step="give another name, or remove it")
+    draft = draft_of(hf)
+    counts = draft.counts
+    placed = f"{counts.placed:,} of {counts.tensors:,} tensors placed, {counts.patterns} name patterns not"
+    line = mtp_line(draft.mtp, writes=False)
+    if output is None:
+        click.echo(f"{placed}; {draft.verdict}", err=True)
+        click.echo(f"{draft.text}# {line}")
+    else:
+        write_file(output, draft.text)
+        click.echo(f"{output}: {placed}; {draft.verdict}")
+        click.echo(line)
 
 
 def _totals(mapping: Mapping, label: str, config: dict[str, Any]) -> str:

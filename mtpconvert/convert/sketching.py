@@ -1,0 +1,90 @@
+"""``mappings new``: from a Hugging Face directory's headers to the text of a drafted mapping, and whether it holds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtpconvert.convert.configs import read_config
+from mtpconvert.errors import ConfigError, MtpConvertError, UsageError
+from mtpconvert.garbage import no_gc
+from mtpconvert.mapping import catalogue
+from mtpconvert.mapping.closest import by_tensors
+from mtpconvert.mapping.dims import Scope
+from mtpconvert.mapping.expand import expand, proven
+from mtpconvert.mapping.mtp import declared_mtp
+from mtpconvert.mapping.plan import MtpCount
+from mtpconvert.mapping.sites import Site, layer_count_key, sites_of
+from mtpconvert.mapping.sketch import known_mapping, sketch
+from mtpconvert.mapping.sketch_toml import Counts, draft_toml
+from mtpconvert.stores.detect import detect
+from mtpconvert.stores.safetensors.reader import SafetensorsReader
+from mtpconvert.tensors import Inventory
+
+
+@dataclass(frozen=True)
+class Draft:
+    """``verdict``: whether the drafted rows, expanded on the config, cover what they name exactly once."""
+
+    text: str
+    counts: Counts
+    mtp: MtpCount
+    verdict: str
+
+
+@no_gc()
+def draft_of(source: Path) -> Draft:
+    """Draft a mapping for the model in ``source``; reads headers only.
+
+    Raises UsageError for what is no Hugging Face directory, ConfigError for a config without a number of layers.
+    """
+    if (found := detect(source)).kind != "hf":
+        raise UsageError(f"{source} is no Hugging Face directory but {found.kind}", next_step="give the HF directory")
+    inventory, config = SafetensorsReader(source).inventory(), read_config(source)
+    count_key = layer_count_key(config)
+    count = Scope(config).value(count_key)
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise ConfigError(f"'{count_key}' is {count!r}, no number of layers", where=f"config.json: {count_key}")
+    sites = sites_of(inventory, count_key, count)
+    mappings = [catalogue.load(catalogue.file_of(name)) for name in catalogue.architectures()]
+    ranked = [mapping for mapping, shared in by_tensors(inventory, mappings) if shared]
+    result = sketch(sites, [known_mapping(mapping, config) for mapping in ranked])
+    names = config.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "NewForCausalLM"
+    start = _arguments(ranked[0].file) if ranked else ""
+    text, counts = draft_toml(result, config, architecture, count_key, count, start)
+    layers = max((len(site.layers) for site in sites if site.mtp), default=0)
+    return Draft(text, counts, _mtp(config, sites, inventory), _verdict(text, config, inventory, layers))
+
+
+def _arguments(file: Path) -> str:
+    """The [arguments] table of the closest mapping."""
+    text = file.read_text(encoding="utf-8")
+    _, found, rest = text.partition("\n[arguments]")
+    table = rest.split("\n[")[0].strip("\n")
+    return f"[arguments] is not drafted; that of {file.stem} to start from:\n[arguments]{table}" if found else ""
+
+
+def _verdict(text: str, config: dict[str, Any], inventory: Inventory, mtp_layers: int) -> str:
+    """What the loader and the proof say of the draft."""
+    with tempfile.TemporaryDirectory(prefix="mtpconvert-draft-") as folder:
+        file = Path(folder) / "draft.toml"
+        file.write_text(text, encoding="utf-8")
+        try:
+            mapping = catalogue.load(file)
+            scope = Scope(config, mapping.defaults, {"mtp_layers": mtp_layers})
+            proven(mapping, expand(mapping, scope, scope.integer("vocab_size"), inventory))
+        except MtpConvertError as error:
+            return f"the draft does not hold yet: {error.what}"
+    return "its rows are a bijection"
+
+
+def _mtp(config: Mapping[str, Any], sites: list[Site], inventory: Inventory) -> MtpCount:
+    declared = declared_mtp(config, None)
+    numbers = {number for site in sites if site.mtp for number in site.layers}
+    names = [site.hf.partition("{")[0] for site in sites if site.mtp]
+    specs = [spec for name, spec in inventory.items() if name.startswith(tuple(names))] if names else []
+    return MtpCount(declared.key, declared.count, len(numbers), 0, len(specs), sum(spec.nbytes for spec in specs))
