@@ -34,12 +34,16 @@ def main() -> int:
     mapping = ROOT / "mappings/DeepseekV3ForCausalLM.toml"
     with tempfile.TemporaryDirectory(prefix="mtpconvert-bench-") as folder:
         tree = write_sparse(Path(folder) / "deepseek-v3", SHARDS)
+        published = write_sparse(Path(folder) / "deepseek-v3-fp8", SHARDS, fp8=True)
         costs = {
             "expand and prove the mapping on the full config": median_cost(
                 [sys.executable, "-c", PROVE, str(mapping), str(CONFIG)], RUNS
             ),
             f"`plan` of {SHARDS} sparse files, {TENSORS:,} tensors": median_cost(
                 [*MTPCONVERT, "plan", str(tree)], RUNS
+            ),
+            "`plan` of the same in FP8, scales beside the weights": median_cost(
+                [*MTPCONVERT, "plan", str(published)], RUNS
             ),
         }
     rows = [
