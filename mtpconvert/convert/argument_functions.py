@@ -203,11 +203,28 @@ def sliding_window(scope: Scope) -> dict[str, Any]:
         return none
     if by_layer is None:
         return {"window_size": (int(window) - 1, 0), "window_attn_skip_freq": None}
-    layers = scope.integer("num_hidden_layers")
     kinds = scope.value("layer_types")
     if kinds is None:
         first = scope.integer("max_window_layers")
-        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+        layers = range(scope.integer("num_hidden_layers"))
+        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in layers]
+    return _windows(window, kinds, scope)
+
+
+def windows_by_layer(scope: Scope) -> dict[str, Any]:
+    """``sliding_window`` for families whose ``layer_types`` alone says which layers slide."""
+    kinds = scope.value("layer_types")
+    if kinds is None:
+        raise ConfigError(
+            "config.json has no layer_types, which says what layers attend to a window only",
+            where="config.json: layer_types",
+            next_step="add the list, as the publisher's config.json has it",
+        )
+    return _windows(scope.value("sliding_window"), kinds, scope)
+
+
+def _windows(window: Any, kinds: list[str], scope: Scope) -> dict[str, Any]:
+    layers = scope.integer("num_hidden_layers")
     unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
     if unknown or len(kinds) != layers:
         raise ConfigError(
@@ -215,9 +232,12 @@ def sliding_window(scope: Scope) -> dict[str, Any]:
             where="config.json: layer_types",
         )
     slides = [int(kind == "sliding_attention") for kind in kinds]
-    return {"window_size": (int(window) - 1, 0), "window_attn_skip_freq": slides} if any(slides) else none
+    if window is None or not any(slides):
+        return {"window_size": None, "window_attn_skip_freq": None}
+    return {"window_size": (int(window) - 1, 0), "window_attn_skip_freq": slides}
 
 
 FUNCTIONS: dict[str, Callable[[Scope], dict[str, Any]]] = {
-    function.__name__: function for function in (rope, partial_rope, mla_rope, sliding_window, *argument_moe.FUNCTIONS)
+    function.__name__: function
+    for function in (rope, partial_rope, mla_rope, sliding_window, windows_by_layer, *argument_moe.FUNCTIONS)
 }

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mtpconvert.convert.argument_names import MEANING
+
 # Restored by --use-checkpoint-args (checkpointing.py:load_args_from_checkpoint, 0.19.2). Argument -> flag; a flag with
 # "!" is given when the argument is False, one with "?" when it is True, of two with "|" the first for True and the
 # second for False, any other with the value unless that is None.
@@ -70,6 +72,11 @@ NOT_RESTORED: dict[str, str] = {
     "window_size": "--window-size",
     "window_attn_skip_freq": "--window-attn-skip-freq",
     "moe_shared_expert_gate": "--moe-shared-expert-gate?",
+    "no_rope_freq": "--no-rope-freq",
+    "quick_geglu": "--quick-geglu?",
+    "glu_linear_offset": "--glu-linear-offset",
+    "activation_func_clamp_value": "--activation-func-clamp-value",
+    "softmax_type": "--softmax-type",
     "moe_router_num_groups": "--moe-router-num-groups",
     "moe_router_group_topk": "--moe-router-group-topk",
     "moe_router_dtype": "--moe-router-dtype",
@@ -90,6 +97,8 @@ def launch_flags(arguments: Mapping[str, Any], *, complete: bool = False) -> lis
     for argument, flag in ((RESTORED | NOT_RESTORED) if complete else NOT_RESTORED).items():
         if argument.startswith(_MOE) and arguments.get("num_experts") is None:
             continue
+        if argument in MEANING and arguments.get(argument, MEANING[argument]) == MEANING[argument]:
+            continue  # what Megatron assumes anyway
         words += _words(flag, arguments.get(argument))
     return words
 

@@ -54,6 +54,7 @@ def transformer_config(args: Mapping[str, Any] | Namespace, *, spec: str, dtype:
     ``dtype``: the torch dtype of the parameters. KeyError names an argument without which there is no model.
     """
     import torch
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     a = as_mapping(args)
@@ -69,6 +70,8 @@ def transformer_config(args: Mapping[str, Any] | Namespace, *, spec: str, dtype:
     values["bf16"] = dtype == torch.bfloat16
     if a.get("swiglu"):
         values |= {"activation_func": torch.nn.functional.silu, "gated_linear_unit": True}
+    elif a.get("quick_geglu"):
+        values |= {"activation_func": quick_gelu, "gated_linear_unit": True}
     for name in UNSAID:
         if a.get(name) is None:
             values.pop(name, None)

@@ -61,6 +61,57 @@ def deepseek_extras(config: Config) -> Shapes:
     }
 
 
+def ling_extras(config: Config) -> Shapes:
+    """inclusionAI/Ring-V2 tools/convert_dcp_to_safetensors.py; vLLM's hy_v3_mtp.py for HY-V3."""
+    hidden = config["hidden_size"]
+    norms: Shapes = dict.fromkeys(("enorm.weight", "hnorm.weight", "final_layernorm.weight"), (hidden,))
+    return norms | {"eh_proj.weight": (hidden, 2 * hidden)}
+
+
+def ling_trunk(config: Config) -> Shapes:
+    """inclusionAI modeling_bailing_moe_v2.py; no class of transformers has these names. Its config is Qwen3-MoE's here,
+    for q, k, v and o, the norms and the experts."""
+    like = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "rope_scaling": None}
+    dense = list(range(config["first_k_dense_replace"]))
+    renamed = {
+        "model.embed_tokens.": "model.word_embeddings.", "self_attn.o_proj.": "attention.dense.",
+        "self_attn.q_norm.": "attention.query_layernorm.", "self_attn.k_norm.": "attention.key_layernorm.",
+    }  # fmt: skip
+    shapes: Shapes = {}
+    for name, shape in transformers_shapes(config | like | {"mlp_only_layers": dense}).items():
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        if "self_attn.q_proj" in name:
+            heads = config["num_attention_heads"] + 2 * config["num_key_value_heads"]
+            name, shape = (
+                name.replace("self_attn.q_proj", "attention.query_key_value"),
+                (heads * config["head_dim"], shape[1]),
+            )
+        if "self_attn." in name:  # k and v are part of it
+            continue
+        shapes[name] = shape
+        if name.endswith("mlp.gate.weight"):
+            shapes[name.replace("gate.weight", "gate.expert_bias")] = shape[:1]
+            inner, hidden = config["num_shared_experts"] * config["moe_intermediate_size"], shape[1]
+            for part, of in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+                shapes[name.replace("gate.weight", f"shared_experts.{part}_proj.weight")] = of
+    return shapes
+
+
+def mimo_trunk(config: Config) -> Shapes:
+    """XiaomiMiMo modeling_mimo.py: MiMoModel is a Qwen2Model."""
+    return transformers_shapes(config | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"})
+
+
+def mimo_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
+    """XiaomiMiMo modeling_mimo.py:MiMoMTPLayers: Qwen2's attention and MLP, and norms and a projection of its own."""
+    layer = {name.removeprefix("model.layers.0."): shape for name, shape in trunk.items() if ".layers.0." in name}
+    hidden = config["hidden_size"]
+    norms = ("token_layernorm.weight", "hidden_layernorm.weight", "final_layernorm.weight")
+    layer |= dict.fromkeys(norms, (hidden,)) | {"input_proj.weight": (hidden, 2 * hidden)}
+    return {f"model.mtp_layers.{depth}.{name}": shape for name, shape in layer.items()}
+
+
 @dataclass(frozen=True)
 class Case:
     """``changes`` of the tiny config. ``trunk``: names and shapes; ``mtp``: of MTP layer ``depth``, given them.
@@ -112,6 +163,15 @@ CASES: dict[str, Case] = {
         unsupported=("0.19",),
     ),
     "GLM-4.7-Flash": Case("Glm4MoeLiteForCausalLM", mtp=appended(deepseek_extras), depths=1),
+    "MiMo": Case("MiMoForCausalLM", trunk=mimo_trunk, mtp=mimo_mtp, depths=2),
+    "Ling 2.0": Case("BailingMoeV2ForCausalLM", trunk=ling_trunk, mtp=appended(ling_extras), depths=1),
+    "Ling 2.0 without MTP": Case(
+        "BailingMoeV2ForCausalLM", {"num_nextn_predict_layers": 0, "tie_word_embeddings": True}, trunk=ling_trunk
+    ),
+    "HY-V3": Case("HYV3ForCausalLM", mtp=appended(ling_extras), depths=1),
+    "Phi-3": Case("Phi3ForCausalLM"),
+    "Phi-4-mini": Case("Phi3ForCausalLM", {"tie_word_embeddings": True, "partial_rotary_factor": 0.75}),
+    "gpt-oss": Case("GptOssForCausalLM"),
 }
 
 
@@ -178,11 +238,45 @@ def _deepseek(c: Config, bias: bool = True) -> int:
     return _ends(c) + trunk + mtp * (_mla(c) + moe + 2 * hidden * hidden + 3 * hidden)
 
 
-# architecture -> elements from the full config, and what the hub or the publisher says of it, in billions
+def _mimo(c: Config) -> int:
+    hidden = c["hidden_size"]
+    layer = _gqa(c, bias=True) + 3 * c["intermediate_size"] * hidden
+    mtp = layer + 2 * hidden * hidden + 3 * hidden
+    return _ends(c) + c["num_hidden_layers"] * layer + c["num_nextn_predict_layers"] * mtp
+
+
+def _ling(c: Config) -> int:
+    """q and k norms, one shared expert of the routed ones' size."""
+    hidden, expert = c["hidden_size"], 3 * c["moe_intermediate_size"] * c["hidden_size"]
+    layers, dense = c["num_hidden_layers"], c["first_k_dense_replace"]
+    moe = c["num_experts"] * (expert + hidden + 1) + c["num_shared_experts"] * expert
+    attention = _gqa(c, norms=True)
+    trunk = layers * attention + dense * 3 * c["intermediate_size"] * hidden + (layers - dense) * moe
+    return _ends(c) + trunk + c["num_nextn_predict_layers"] * (attention + moe + 2 * hidden * hidden + 3 * hidden)
+
+
+def _phi(c: Config) -> int:
+    return _ends(c) + c["num_hidden_layers"] * (_gqa(c) + 3 * c["intermediate_size"] * c["hidden_size"])
+
+
+def _gpt_oss(c: Config) -> int:
+    """Biases of q, k, v, o, of the router and of every expert; a sink for each head."""
+    hidden, ffn = c["hidden_size"], c["intermediate_size"]
+    expert = 3 * ffn * hidden + 2 * ffn + hidden
+    moe = c["num_local_experts"] * (expert + hidden + 1)
+    return _ends(c) + c["num_hidden_layers"] * (_gqa(c, bias=True) + hidden + c["num_attention_heads"] + moe)
+
+
+# architecture -> elements from the full config; in billions, as model cards give it, MTP included and its copies not
 ELEMENTS: dict[str, tuple[Callable[[Config], int], float]] = {
     "Qwen3MoeForCausalLM": (_qwen3_moe, 30.5),
     "Qwen2MoeForCausalLM": (_qwen2_moe, 57.4),
     "MixtralForCausalLM": (_mixtral, 46.7),
     "DeepseekV2ForCausalLM": (lambda c: _deepseek(c, bias=False), 15.7),
     "Glm4MoeLiteForCausalLM": (_deepseek, 30.6),
+    "MiMoForCausalLM": (_mimo, 7.8),
+    "BailingMoeV2ForCausalLM": (_ling, 16.3),
+    "HYV3ForCausalLM": (_ling, 298.8),
+    "Phi3ForCausalLM": (_phi, 14.7),
+    "GptOssForCausalLM": (_gpt_oss, 20.9),
 }
