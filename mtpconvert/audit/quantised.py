@@ -26,7 +26,7 @@ _FP8 = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 _SMALL = _FP8 | {"F4", "F6_E2M3", "F6_E3M2", "U8", "I8"}
 # Modules that every scheme leaves in plain floats unless it says otherwise.
 _NEVER = re.compile(
-    r"(?:^|\.)(?:lm_head|head|embed_tokens|word_embeddings|shared_head\.head|\w*norm\w*|conv1d|(?:visual|vision\w*)\..*)$",
+    r"(?:^|\.)(?:lm_head|head|embed_tokens|word_embeddings|shared_head\.(?:head|output)|\w*norm\w*|conv1d|(?:visual|vision\w*)\..*)$",
     re.A,
 )
 _ROUTER = re.compile(

@@ -58,7 +58,9 @@ def inspect(path: Path, speed: bool, as_json: bool) -> None:
     """Say what PATH holds, from its headers: kind, architecture, tensors, bytes, MTP."""
     found = detect(path)
     result = _torch_dist(found) if found.kind == "torch_dist" else _hugging_face(found)
-    report = speed_report(result.config, result.inventory) if speed else None
+    report = speed_report(result.config, result.inventory) if speed and result.draft.part is None else None
+    if speed and report is None:
+        result.notes.append(f"--speed models a trunk and its MTP layers; {result.draft.many} are neither")
     if as_json:
         print_json(_document(result) | ({} if report is None else {"speed": report.document()}))
         return
@@ -98,7 +100,7 @@ def _hugging_face(found: Found) -> Inspection:
     packing = packing_in_words(config, inventory, str(found.root))
     facts = {"files": len(reader.shards), "quantisation": method, "packing": packing}
     return Inspection(
-        reader.kind, found.root, architecture, architecture in architectures(), inventory, mtp,
+        reader.kind, found.root, architecture, architecture in architectures() and not kind.whole, inventory, mtp,
         {name: value for name, value in facts.items() if value is not None}, config, list(reader.notes), kind,
     )  # fmt: skip
 

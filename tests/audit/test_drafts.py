@@ -83,6 +83,29 @@ def test_a_count_of_another_kind_is_checked(kind: str, tmp_path: Path) -> None:
     assert f"{len(checkpoint.parts)} are stored" in found.message
 
 
+@pytest.mark.parametrize("kind", ["medusa", "eagle 1", "step 3.5"])
+def test_speed_is_modelled_for_mtp_layers_only(kind: str, tmp_path: Path, run: Run) -> None:
+    checkpoint = KINDS[kind]
+    result = run("inspect", written(tmp_path / "hf", checkpoint), "--speed")
+    assert result.code == 0
+    assert ("one decoded token reads" in result.out) == (kind == "step 3.5")
+    said = f"--speed models a trunk and its MTP layers; {checkpoint.one}s are neither"
+    assert (said in result.err) == (kind != "step 3.5")
+    assert "no mapping for it" in result.out or kind == "medusa"
+
+
+def test_heads_of_ones_own_stay_plain_in_a_quantised_checkpoint(tmp_path: Path) -> None:
+    """As the trunk's head does under every scheme; a plain projection in the same layer is reported."""
+    step = KINDS["step 3.5"]
+    config = step.config | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    packed = [n for n in step.shapes if "_proj." in n and "eh_proj" not in n and not n.endswith("4.mlp.up_proj.weight")]
+    shapes = step.shapes | {f"{name}_scale_inv": (1, 1) for name in packed}
+    dtypes = dict.fromkeys(packed, "F8_E4M3") | {f"{name}_scale_inv": "F32" for name in packed}
+    source = write_headers(tmp_path / "hf", config, shapes, dtypes)
+    found = [f for f in audit(source, source, level="headers").failing("warning") if f.side == "left"]
+    assert [(f.code, f.tensor) for f in found] == [("quant-mtp-plain", "model.layers.4.mlp.up_proj.weight")]
+
+
 def test_a_layer_far_beyond_the_trunk_is_missed_by_its_number(tmp_path: Path) -> None:
     step = KINDS["step 3.5"]
     shapes = {name.replace("layers.4.", "layers.9."): shape for name, shape in step.shapes.items()}

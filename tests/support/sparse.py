@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.tiny_families import CONFIGS, units
 
-_BYTES = {"BF16": 2, "F32": 4, "I64": 8, "BOOL": 1}
+_BYTES = {"BF16": 2, "F32": 4, "I64": 8, "BOOL": 1, "F8_E4M3": 1}
 
 
 def write_sparse(out: Path, **overrides: Any) -> Path:
