@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.convert.configs import read_config
+from mtpconvert.convert.packings import packing_of
 from mtpconvert.errors import ConfigError, MtpConvertError, UsageError
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping import catalogue
@@ -43,7 +44,8 @@ def draft_of(source: Path) -> Draft:
     """
     if (found := detect(source)).kind != "hf":
         raise UsageError(f"{source} is no Hugging Face directory but {found.kind}", next_step="give the HF directory")
-    inventory, config = SafetensorsReader(source).inventory(), read_config(source)
+    config = read_config(source)
+    inventory = _as_decoded(SafetensorsReader(source).inventory(), config, source)
     count_key = layer_count_key(config)
     count = Scope(config).value(count_key)
     if not isinstance(count, int) or isinstance(count, bool):
@@ -58,6 +60,14 @@ def draft_of(source: Path) -> Draft:
     text, counts = draft_toml(result, config, architecture, count_key, count, start)
     layers = max((len(site.layers) for site in sites if site.mtp), default=0)
     return Draft(text, counts, _mtp(config, sites, inventory), _verdict(text, config, inventory, layers))
+
+
+def _as_decoded(stored: Inventory, config: dict[str, Any], source: Path) -> Inventory:
+    """The tensors as a mapping sees them: packed ones decoded, without their scales, where that can be done."""
+    try:
+        return packing_of(config, stored, str(source)).decoded(stored)
+    except MtpConvertError:
+        return stored  # of a packing that cannot be decoded every part is marked as not placed
 
 
 def _arguments(file: Path) -> str:

@@ -200,6 +200,23 @@ def test_prefixes_towers_and_mtp_of_a_model_with_vision(run: Run, tmp_path: Path
     )
 
 
+@pytest.mark.parametrize("method", ["fp8", "awq"])
+def test_packed_weights_are_drafted_as_what_they_hold(method: str, run: Run, tmp_path: Path) -> None:
+    """FP8 blocks are seen as the matrices that they decode to; parts of an unknown packing are marked one by one."""
+    config = catalogue.sample_configs("DeepseekV3ForCausalLM")["tiny"]
+    config |= {"quantization_config": {"quant_method": method, "fmt": "e4m3", "weight_block_size": [128, 128]}}
+    found = expansion("DeepseekV3ForCausalLM", "DeepseekV3ForCausalLM")
+    shapes = shapes_of(found)
+    packed = [name for name in shapes if "_proj." in name and "eh_proj" not in name]
+    scales = {f"{name}_scale_inv" if method == "fp8" else name.replace("weight", "qzeros"): (1, 1) for name in packed}
+    dtypes = {entry.name: entry.dtype for entry in found.hf.values() if entry.dtype} | dict.fromkeys(scales, "F32")
+    dtypes |= dict.fromkeys(packed, "F8_E4M3")
+    result = run("mappings", "new", write_headers(tmp_path / "hf", config, shapes | scales, dtypes))
+    assert result.code == 0, result.err
+    assert ("99 of 99 tensors placed, 0 name patterns not" in result.err) == (method == "fp8")
+    assert ("mlp.down_proj.qzeros [1, 1] F32 x1" in result.out) == (method == "awq")
+
+
 def test_a_refused_family_can_be_drafted(run: Run, tmp_path: Path) -> None:
     config = base("Gemma2ForCausalLM", "gemma2", **SIZES)
     hf = write_headers(tmp_path / "hf", config, trunk("model.", 2, "pre_feedforward_layernorm"))
