@@ -38,10 +38,11 @@ def check_arguments(left: Side, right: Side) -> list[Finding]:
 
 
 def _meant(name: str, value: Any, config: dict[str, Any]) -> bool:
-    """Whether the model itself asks for the value: DeepSeek rotates pairs, and Megatron must be told so."""
+    """Whether the model itself asks for the value: DeepSeek rotates pairs, gpt-oss multiplies by up + 1
+    (modeling_gpt_oss.py: ``GptOssExperts._apply_gate``), and Megatron must be told so."""
     if name == "rotary_interleaved":
         return bool(config.get("rope_interleave", "kv_lora_rank" in config)) == bool(value)
-    return False
+    return name == "glu_linear_offset" and config.get("model_type") == "gpt_oss" and float(value) == 1.0
 
 
 def _disagreements(side: Side, wanted: dict[str, Any]) -> list[Finding]:

@@ -9,6 +9,7 @@ from mtpconvert.audit.cover import check_cover
 from mtpconvert.audit.facts import facts_from_config
 from mtpconvert.audit.findings import Finding
 from mtpconvert.audit.mtp import side_kind
+from mtpconvert.audit.packed import BLOCKS
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.roles import huggingface, megatron
 from mtpconvert.audit.roles.algebra import Placement
@@ -51,7 +52,8 @@ def describe(side: Side, other: Side) -> Description:
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
         return Description(why_not=f"the config does not describe a model of this architecture ({error!r})")
     there = [placement for placement in placements if placement.block.tensor in side.inventory]
-    absent = [p for p in placements if p.block.tensor not in side.inventory and not p.copy]
+    absent = [p for p in placements if not p.copy and p.block.tensor not in side.inventory]
+    absent = [p for p in absent if p.block.tensor + BLOCKS not in side.inventory]  # there, as codes and scales
     usable, findings = check_cover(side, there)
     return Description(usable, absent, findings, "", facts)
 

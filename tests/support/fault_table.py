@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 
 from mtpconvert.audit.api import audit
-from tests.support import faults_huggingface, faults_megatron
+from tests.support import faults_fp8, faults_huggingface, faults_megatron
 from tests.support.fault_model import MLA, NO_EXPERTS, NO_GROUPS, NO_MTP, TIED, Models, Outcome, run, verdict
 from tests.support.faults_executor import EXECUTOR_FAULTS
 from tests.support.faults_mapping import MAPPING_FAULTS
@@ -31,7 +31,7 @@ from tests.support.tiny import sha256_tree, write_tiny
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "fault-table.md"
 FAMILIES = ("deepseek_v3", "qwen3", "qwen2", "llama")
 WORDS = {"deepseek_v3": "DeepSeek-V3", "qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}
-PLACES = ("mapping row", "op", "executor", "artefact, Megatron", "artefact, Hugging Face")
+PLACES = ("mapping row", "op", "executor", "artefact, Megatron", "artefact, Hugging Face", "artefact, FP8")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,19 @@ def _in_huggingface(models: Models, family: str, fault: faults_huggingface.Fault
     shutil.copytree(left, right)
     fault.harm(right)
     assert sha256_tree(right) != sha256_tree(left), "no fault"
+    return _both_levels(left, right, fault)
+
+
+def _in_fp8(models: Models, family: str, fault: faults_fp8.Fault) -> Outcome:
+    return _both_levels(*_fp8_sides(models.root).pair(fault, models.folder() / "right"), fault)
+
+
+@cache
+def _fp8_sides(root: Path) -> faults_fp8.Sides:
+    return faults_fp8.Sides(root / "fp8")
+
+
+def _both_levels(left: Path, right: Path, fault: faults_huggingface.Fault | faults_fp8.Fault) -> Outcome:
     hits = []
     for level in ("headers", "bits"):
         report = audit(left, right, level=level)
@@ -120,6 +133,11 @@ def _entries() -> Iterator[Entry]:
         mtp = hf.code.startswith("mtp") or (hf.tensor or "").startswith(faults_huggingface.L3)
         why = "files, names and numbers of one framework are compared alike in every family"
         yield Entry(name, "artefact, Hugging Face", MLA, why, mtp, hf.tensor, partial(_in_huggingface, fault=hf))
+    for name, fp8 in faults_fp8.FAULTS.items():
+        mtp = (fp8.tensor or "").startswith((faults_fp8.L3, "mtp."))
+        why = "codes and scales are read alike in every family"
+        entry = f"{name} ({fp8.way})"
+        yield Entry(entry, "artefact, FP8", MLA, why, mtp, fp8.tensor, partial(_in_fp8, fault=fp8))
 
 
 def _why_not(families: tuple[str, ...], mtp: bool, tensor: str) -> str:

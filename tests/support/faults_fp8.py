@@ -117,7 +117,7 @@ FAULTS: dict[str, Fault] = {
     "one code, way back": Fault(TO_HF, code(L3 + "self_attn.o_proj.weight", at(35, 55, lambda x: x ^ 1)), "bytes-differ", L3 + "self_attn.o_proj.weight", "the first at row 35, column 55"),
     "scale of MTP dropped, way back": Fault(TO_HF, drop(lambda n: n == L3 + "self_attn.o_proj.weight" + S), "scale-missing", L3 + "self_attn.o_proj.weight"),
     "MTP dropped with its scales": Fault(TO_HF, drop(lambda n: n.startswith(L3)), "mtp-layer-missing", L3 + "*", "0 of 30 tensors present"),
-    "MTP dropped with its scales, FP8 to FP8": Fault(BETWEEN, drop(lambda n: n.startswith(L3)), "mtp-layer-missing", L3 + "*", "52 tensors"),
+    "MTP and its scales dropped": Fault(BETWEEN, drop(lambda n: n.startswith(L3)), "mtp-layer-missing", L3 + "*", "52 tensors"),
     "scale of MTP dropped": Fault(BETWEEN, drop(lambda n: n == L3 + "self_attn.o_proj.weight" + S), "mtp-tensor-missing", L3 + "self_attn.o_proj.weight" + S),
     "weight of MTP dropped, scale left": Fault(BETWEEN, drop(lambda n: n == L3 + "self_attn.o_proj.weight"), "scale-orphan", L3 + "self_attn.o_proj.weight" + S),
     "MTP dequantised in FP8 files": Fault(BETWEEN, plain(lambda n: n.startswith(L3)), "quant-mtp-plain", L3 + "mlp.experts.0.down_proj.weight", "add to quantization_config.modules_to_not_convert: \"model.layers.3.*\""),
