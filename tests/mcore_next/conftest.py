@@ -10,6 +10,7 @@ from tests.support.mcore_cpu import version
 pytest.register_assert_rewrite(
     "tests.audit.test_roles_megatron_kinds",
     "tests.evidence.test_families",
+    "tests.evidence.test_families_parity",
     "tests.evidence.test_forward",
     "tests.evidence.test_load",
     "tests.evidence.test_parity",

@@ -116,7 +116,7 @@ def mimo_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
 class Case:
     """``changes`` of the tiny config. ``trunk``: names and shapes; ``mtp``: of MTP layer ``depth``, given them.
 
-    ``unsupported``: versions of megatron-core that cannot hold it.
+    ``unsupported``: versions of megatron-core that cannot hold it. ``specs``: layer specs that it has.
     """
 
     architecture: str
@@ -125,6 +125,7 @@ class Case:
     mtp: Callable[[Config, Shapes, int], Shapes] | None = None
     depths: int = 0
     unsupported: tuple[str, ...] = ()
+    specs: tuple[str, ...] = ("te", "local")
 
     def config(self) -> Config:
         config = sample_configs(self.architecture)["tiny"] | self.changes
@@ -153,7 +154,14 @@ CASES: dict[str, Case] = {
     "Mixtral": Case("MixtralForCausalLM"),
     "DeepSeek-V2": Case("DeepseekV2ForCausalLM"),
     "DeepSeek-V2, groups": Case(
-        "DeepseekV2ForCausalLM", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+        "DeepseekV2ForCausalLM",
+        {
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+        },
     ),
     "DeepSeek-V2-Lite": Case("DeepseekV2ForCausalLM", {"q_lora_rank": None}, unsupported=("0.19",)),
     "Kimi-K2": Case("DeepseekV3ForCausalLM", {"num_nextn_predict_layers": 0, "n_group": 1}),
