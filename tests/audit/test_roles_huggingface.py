@@ -90,7 +90,7 @@ def test_published_deepseek_v3_has_the_published_size() -> None:
 
 @pytest.mark.parametrize("architecture", [name for name in FAMILIES if hasattr(transformers, name)])
 def test_defaults_are_those_of_the_config_class(architecture: str) -> None:
-    text = "Text" if architecture.startswith("Qwen3_5") else ""
+    text = "Text" if architecture.startswith(("Qwen3_5", "Gemma3")) else ""
     family = architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
     real = getattr(transformers, f"{family}{text}Config")
     fields = {f: real.__dataclass_fields__[f].default for f in FAMILIES[architecture].defaults if hasattr(real, f)}
@@ -100,7 +100,8 @@ def test_defaults_are_those_of_the_config_class(architecture: str) -> None:
     assert foreign <= {
         "mtp_hidden_states_first", "num_nextn_predict_layers", "moe_layer_freq", "head_dim", "first_k_dense_replace",
         "full_attention_interval", "mtp_num_hidden_layers", "index_topk_freq", "index_skip_topk_offset",
-        "index_topk_pattern",
+        "index_topk_pattern", "hybrid_layer_pattern", "swa_num_attention_heads", "swa_num_key_value_heads",
+        "swa_head_dim", "swa_v_head_dim",
     }  # fmt: skip
 
 

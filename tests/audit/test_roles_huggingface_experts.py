@@ -19,6 +19,8 @@ CASES = {
     "hy": "shared_experts",
     "exaone": "shared_experts",
     "mellum": "",
+    "minimax": "",
+    "mimo v2": "",
 }
 LAYER = "model.layers.1.mlp"
 

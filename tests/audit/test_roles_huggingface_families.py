@@ -61,3 +61,36 @@ def test_kimi_and_moonlight_declare_no_mtp() -> None:
     moonlight = kimi | {"q_lora_rank": None, "num_hidden_layers": 2, "first_k_dense_replace": 1, "n_routed_experts": 4}
     names = Counter(p.role.name for p in placements(moonlight, {}))
     assert names["mla.q.nope"] == 2 and names["router.correction"] == 1 and "mla.q_down" not in names
+
+
+def test_mimo_v2_with_the_keys_and_the_mtp_layers_of_published_files() -> None:
+    """``swa_`` keys and layer patterns as vLLM mimo_v2_flash.py reads them, names as SGLang mimo_v2_flash_nextn.py.
+
+    Three dense sliding layers that no key counts, ``pre_mlp_layernorm`` in each (knowledge/families.md, class D).
+    """
+    config, tensors = saved("mimo v2")
+    other = {"layer_types": None, "mlp_layer_types": None, "hybrid_layer_pattern": [0, 1], "moe_layer_freq": [0, 1]}
+    published = config | other | {"swa_num_key_value_heads": 6, "swa_head_dim": 8, "swa_v_head_dim": 5}
+    tensors = {k.replace("sinks", "attention_sink_bias"): v for k, v in tensors.items()}
+    check_exact_cover(placements(published, inventory(tensors)), inventory(tensors))
+    hidden = config["hidden_size"]
+    mtp = {}
+    for i in range(3):
+        layer = f"model.mtp.layers.{i}."
+        mtp |= {layer + k.removeprefix("model.layers.1."): v for k, v in tensors.items() if ".1.self_attn." in k}
+        mtp |= {layer + k.removeprefix("model.layers.0."): v for k, v in tensors.items() if ".0.mlp." in k}
+        norms = ("enorm", "hnorm", "final_layernorm", "input_layernorm", "pre_mlp_layernorm")
+        mtp |= {f"{layer}{name}.weight": torch.zeros(hidden) for name in norms}
+        mtp[f"{layer}eh_proj.weight"] = torch.zeros(hidden, 2 * hidden)
+    assert len(mtp) == 3 * 14
+    found = placements(published, inventory(tensors | mtp))
+    check_exact_cover(found, inventory(tensors | mtp))
+    assert {p.role.place for p in found if p.role.name == "attn.sink"} == {"trunk.1", "mtp.0", "mtp.1", "mtp.2"}
+    assert not any(p.role.is_mtp for p in placements(published, inventory(tensors)))
+
+
+def test_minimax_declares_modules_that_nobody_published() -> None:
+    config, tensors = saved("minimax")
+    found = placements(config | {"num_mtp_modules": 3, "use_mtp": True}, inventory(tensors))
+    assert not any(p.role.is_mtp for p in found)
+    check_exact_cover(found, inventory(tensors))

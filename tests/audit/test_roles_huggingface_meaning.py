@@ -7,12 +7,13 @@ attention function (queries, keys, values after rotary), at a module's input or 
 import pytest
 import torch
 
-from tests.support.hf_probe import ALL, IDS, MtpProbe, Probe, negated, only, same
+from tests.support.hf_probe import ALL, IDS, MtpProbe, Probe, Seen, negated, only, same
 from tests.support.hf_roles import MLA
 
 GQA_CASES = [
     "llama", "llama, head_dim and every bias", "mistral", "qwen2", "qwen3", "qwen3, tied, biased", "mixtral",
-    "qwen2 moe", "qwen3 moe", "phi3", "gpt oss", "hy", "exaone",
+    "qwen2 moe", "qwen3 moe", "phi3", "gpt oss", "hy", "exaone", "gemma 2", "glm 4",
+    "mimo v2",
 ]  # fmt: skip
 MLA_CASES = [
     "deepseek", "deepseek, plain queries, no MTP", "deepseek, rotary halves", "deepseek v2", "deepseek v2 lite",
@@ -161,7 +162,7 @@ def test_latent_keys_and_values(case: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert same(one_rank.key[0], probe.zero("mla.kv_up.k", where=(ALL, ALL, 6)).key[0])
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2", "qwen3", "deepseek", "phi3"])
+@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2", "qwen3", "deepseek", "phi3", "glm 4"])
 def test_gate_goes_through_the_activation_and_up_does_not(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negating all of up negates the MLP's output; negating all of gate does not, since silu is not odd."""
     probe = Probe(case, monkeypatch)
@@ -236,3 +237,45 @@ def test_decoder_layer_inside_an_mtp_layer() -> None:
         changed, still = probe.out(role, 0, 0)
         assert not same(changed, plain), role
         assert same(still, joined)
+
+
+@pytest.mark.parametrize("case", ["olmo 2", "minimax"])
+def test_norms_over_all_heads_at_once(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = Probe(case, monkeypatch)
+    for role, trace in (("attn.q_norm.joint", "query"), ("attn.k_norm.joint", "key")):
+        seen = probe.zero(role, where=(2, 1))
+        assert only(getattr(seen, trace)[0][:, :, 0], getattr(probe.plain, trace)[0][:, :, 0], (0, 2, 1))
+    halved = probe.after(("trunk.0", "attn.q", 1, lambda x: x / 2))
+    assert not same(halved.query[0][:, 0], probe.plain.query[0][:, 0])  # head 0 shares the norm
+
+
+NORMS = {
+    "gemma 2": ("post_attention_layernorm", "post_feedforward_layernorm", "pre_feedforward_layernorm"),
+    "gemma 3": ("post_attention_layernorm", "post_feedforward_layernorm", "pre_feedforward_layernorm"),
+    "glm 4": ("post_self_attn_layernorm", "post_mlp_layernorm", "post_attention_layernorm"),
+    "olmo 2": ("post_attention_layernorm", "post_feedforward_layernorm", ""),
+}
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_norms_of_outputs(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module that a role names norms what attention or the feed-forward part gave, or what the latter reads."""
+    probe = Probe(case, monkeypatch)
+    after_attention, after_mlp, before_mlp = NORMS[case]
+
+    def erased(role: str) -> tuple[str, Seen]:
+        if probe.has(f"{role}.minus_one"):
+            return f"{role}.minus_one", probe.after(("trunk.1", f"{role}.minus_one", 5, lambda x: x * 0 - 1))
+        return role, probe.after(("trunk.1", role, 5))
+
+    layer, plain = "model.layers.1.", probe.plain
+    for role, norm, source in (
+        ("attn.output_norm", after_attention, plain.outputs[f"{layer}self_attn"][0]),
+        ("mlp.output_norm", after_mlp, plain.outputs[f"{layer}mlp"]),
+    ):
+        name, seen = erased(role)
+        assert only(seen.outputs[layer + norm], plain.outputs[layer + norm], (0, ALL, 5))
+        assert same(plain.inputs[layer + norm], source)
+        assert name.endswith(".minus_one") == ("gemma" in case)
+    if before_mlp:
+        assert only(erased("mlp.norm")[1].inputs[f"{layer}mlp"], plain.inputs[f"{layer}mlp"], (0, ALL, 5))

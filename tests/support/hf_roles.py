@@ -50,6 +50,11 @@ HYBRID_MOE = HYBRID | {
 DSA = {k: v for k, v in MLA.items() if k != "first_k_dense_replace"} | {
     "index_n_heads": 2, "index_head_dim": 7, "index_topk": 2, "mlp_layer_types": ["dense", "sparse"],
 }  # fmt: skip
+MIMO_V2 = GQA | {
+    "head_dim": 8, "v_head_dim": 5, "layer_types": ["full_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+}  # fmt: skip
 MIXED = {"layer_types": ["full_attention", "sliding_attention"]}
 MOE = GQA | {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2}
 GLM_LITE = MLA | {"mlp_layer_types": ["dense", "sparse"]}
@@ -110,6 +115,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek v3.2": ("DeepseekV32", DSA | {"num_nextn_predict_layers": 1}),
     "glm 5": ("GlmMoeDsa", DSA | {"num_nextn_predict_layers": 1}),
     "glm 5, shared indexers": ("GlmMoeDsa", DSA | {"indexer_types": ["full", "shared"], "num_nextn_predict_layers": 0}),
+    "gemma 2": ("Gemma2", GQA | {"head_dim": 8}),
+    "gemma 3": ("Gemma3", GQA | {"head_dim": 8}),
+    "glm 4": ("Glm4", GQA | {"head_dim": 8, "pad_token_id": 0}),
+    "olmo 2": ("Olmo2", GQA),
+    "olmo 3": ("Olmo3", GQA | {"attention_bias": True}),
+    "minimax": ("MiniMaxM2", GQA | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mimo v2": ("MiMoV2Flash", MIMO_V2),
+    "mimo v2, biased": ("MiMoV2Flash", MIMO_V2 | {"attention_bias": True}),
     "glm, no head_dim": ("Glm4Moe", {k: v for k, v in GLM.items() if k != "head_dim"} | {"num_mtp_layers": 1}),
 }
 
@@ -126,7 +139,7 @@ MTP_NAMES = {
 
 def config_of(case: str) -> Any:
     family, arguments = CASES[case]
-    text = "Text" if family.startswith("Qwen3_5") else ""
+    text = "Text" if family.startswith(("Qwen3_5", "Gemma3")) else ""
     return getattr(transformers, f"{family}{text}Config")(**arguments)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.roles.huggingface_attention import Module
 from mtpconvert.audit.roles.huggingface_families import FAMILIES
-from mtpconvert.audit.roles.huggingface_family import Family
+from mtpconvert.audit.roles.huggingface_family import Family, LayerNorms
 from mtpconvert.audit.roles.huggingface_mtp import around_the_trunk, mtp_block, mtp_depths
 from mtpconvert.audit.roles.huggingface_site import Settings, Site
 from mtpconvert.errors import ConfigError, NotRepresentableError
@@ -79,26 +79,27 @@ def _model(family: Family, settings: Settings, inventory: Inventory) -> Iterator
     yield from around_the_trunk(top, family.embedding)
     for n in range(trunk):
         site = top.at(f"trunk.{n}", f"{root}layers.{n}.")
-        yield from _decoder_layer(site, family.attention(settings, n), family.feed_forward(settings, n))
+        yield from _decoder_layer(site, family.attention(settings, n), family.feed_forward(settings, n), family.norms)
     for depth in mtp_depths(layout, f"{root}layers.", settings, inventory):
         block, layer = layout.prefixes(f"{root}layers.", trunk, depth)
         if depth == 0 or not layout.one_block:
             yield from mtp_block(top.at(f"mtp.{depth}", block), layout)
-        attention, feed_forward = family.mtp_attention or family.attention, family.mtp_feed_forward
-        yield from _decoder_layer(
-            top.at(f"mtp.{depth}", layer),
-            attention(settings, depth),
-            feed_forward(settings, depth),
-            layout.mlp_norm,
-        )
+        attention = (family.mtp_attention or family.attention)(settings, depth)
+        feed_forward, norms = family.mtp_feed_forward(settings, depth), family.mtp_norms or family.norms
+        yield from _decoder_layer(top.at(f"mtp.{depth}", layer), attention, feed_forward, norms)
 
 
-def _decoder_layer(
-    site: Site, attention: Module, feed_forward: Module, mlp_norm: str = "post_attention_layernorm.weight"
-) -> Iterator[Placement]:
-    """``*DecoderLayer.forward``: ``post_attention_layernorm`` is applied before the feed-forward part."""
+def _decoder_layer(site: Site, attention: Module, feed_forward: Module, norms: LayerNorms) -> Iterator[Placement]:
+    """``*DecoderLayer.forward``."""
     hidden = site.settings.count("hidden_size")
-    yield site.norm("input_layernorm.weight", "attn.input_norm", hidden)
+
+    def norm(tensor: str | None, role: str) -> Iterator[Placement]:
+        if tensor is not None:
+            yield site.norm(tensor, role, hidden)
+
+    yield from norm(norms.before_attention, "attn.input_norm")
     yield from attention(site)
-    yield site.norm(mlp_norm, "mlp.norm", hidden)
+    yield from norm(norms.after_attention, "attn.output_norm")
+    yield from norm(norms.before_mlp, "mlp.norm")
     yield from feed_forward(site)
+    yield from norm(norms.after_mlp, "mlp.output_norm")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.roles.huggingface_site import Piece, Settings, Site
@@ -30,58 +31,17 @@ class AttentionNames:
     k_norm: str = "k_norm"
 
 
-def grouped_query(
-    *,
-    qkv_bias: bool | str = False,
-    out_bias: bool | str = False,
-    qk_norm: bool | str = False,
-    gated: bool = False,
-    sinks: bool = False,
-    names: AttentionNames = AttentionNames(),
-) -> Module:
-    """q, k, v rows are (head, dim) by ``.view(*shape, -1, head_dim)``; o columns are (head, dim) by ``.reshape``.
+class Heads(NamedTuple):
+    """Query heads, key/value heads, dims of a query or key head, dims of a value head."""
 
-    Query head h reads key/value head h // (heads / kv_heads): ``repeat_kv`` is a ``repeat_interleave`` of heads.
-    Where only a leading part of head_dim is rotary (glm4_moe, ``apply_rotary_pos_emb``) the rows keep their places.
-    ``gated``: each head's rows of q_proj are [query, gate] (``Qwen3NextAttention.forward``: ``.view(*, -1, head_dim *
-    2)``, ``.chunk(2, -1)``). ``sinks``: one logit per query head (``GptOssAttention``, ``eager_attention_forward``).
-    """
-
-    def place(site: Site) -> Iterator[Placement]:
-        settings, module = site.settings, names.module
-        hidden = settings.count("hidden_size")
-        heads, kv_heads, head_dim = _heads(settings)
-        counts = {"q": heads, "k": kv_heads, "v": kv_heads}
-
-        if names.joined is not None:
-            runs = [Piece(f"attn.{letter}", count) for letter, count in counts.items()]
-            rows = (heads + 2 * kv_heads, head_dim)
-            yield from site.split(f"{module}{names.joined}.weight", (rows, (hidden,)), 0, runs)
-            if settings.on(qkv_bias):
-                biases = [Piece(f"{piece.role}.bias", piece.length) for piece in runs]
-                yield from site.split(f"{module}{names.joined}.bias", (rows,), 0, biases)
-        else:
-            for letter, count in counts.items():
-                parts = [f"attn.{letter}"] + ["attn.gate"] * (gated and letter == "q")
-                rows, pieces = (count, len(parts) * head_dim), [Piece(role, head_dim) for role in parts]
-                yield from site.split(f"{module}{letter}_proj.weight", (rows, (hidden,)), 1, pieces)
-                if settings.on(qkv_bias):
-                    biases = [Piece(f"{role}.bias", head_dim) for role in parts]
-                    yield from site.split(f"{module}{letter}_proj.bias", (rows,), 1, biases)
-        if settings.on(qk_norm):
-            yield site.norm(f"{module}{names.q_norm}.weight", "attn.q_norm", head_dim)
-            yield site.norm(f"{module}{names.k_norm}.weight", "attn.k_norm", head_dim)
-        if sinks:
-            yield site.whole(f"{module}sinks", "attn.sink", ((heads,),))
-        yield site.whole(f"{module}{names.out}.weight", "attn.out", ((hidden,), (heads, head_dim)))
-        if settings.on(out_bias):
-            yield site.whole(f"{module}{names.out}.bias", "attn.out.bias", ((hidden,),))
-
-    return place
+    query: int
+    kv: int
+    dims: int
+    value_dims: int
 
 
-def _heads(settings: Settings) -> tuple[int, int, int]:
-    """Query heads, key/value heads (null: as many) and dims of each (null: what the hidden size leaves)."""
+def shared_heads(settings: Settings) -> Heads:
+    """Null key/value heads: as many as query heads; null dims: what the hidden size leaves."""
     heads, kv_heads = settings.count("num_attention_heads"), settings.optional("num_key_value_heads")
     kv_heads = heads if kv_heads is None else kv_heads
     if not heads or not kv_heads or heads % kv_heads:
@@ -90,7 +50,65 @@ def _heads(settings: Settings) -> tuple[int, int, int]:
             where="config.json: num_attention_heads, num_key_value_heads",
         )
     head_dim = settings.optional("head_dim")
-    return heads, kv_heads, settings.count("hidden_size") // heads if head_dim is None else head_dim
+    dims = settings.count("hidden_size") // heads if head_dim is None else head_dim
+    return Heads(heads, kv_heads, dims, dims)
+
+
+def grouped_query(
+    *,
+    qkv_bias: bool | str = False,
+    out_bias: bool | str = False,
+    qk_norm: bool | str = False,
+    joint: bool = False,
+    gated: bool = False,
+    sinks: tuple[str, ...] = (),
+    heads: Callable[[Settings], Heads] = shared_heads,
+    names: AttentionNames = AttentionNames(),
+) -> Module:
+    """q, k, v rows are (head, dim) by ``.view(*shape, -1, head_dim)``; o columns are (head, dim) by ``.reshape``.
+
+    Query head h reads key/value head h // (heads / kv_heads): ``repeat_kv`` is a ``repeat_interleave`` of heads.
+    Where only a leading part of head_dim is rotary (glm4_moe, ``apply_rotary_pos_emb``) the rows keep their places.
+    ``gated``: each head's rows of q_proj are [query, gate] (``Qwen3NextAttention.forward``: ``.view(*, -1, head_dim *
+    2)``, ``.chunk(2, -1)``). ``sinks``: spellings of one logit per query head (``GptOssAttention``,
+    ``eager_attention_forward``). ``joint``: the norms are taken over all heads at once (``Olmo2Attention.forward``).
+    """
+
+    def place(site: Site) -> Iterator[Placement]:
+        settings, module = site.settings, names.module
+        hidden = settings.count("hidden_size")
+        query_heads, kv_heads, head_dim, value_dim = heads(settings)
+        counts = {"q": query_heads, "k": kv_heads, "v": kv_heads}
+
+        if names.joined is not None:
+            runs = [Piece(f"attn.{letter}", count) for letter, count in counts.items()]
+            rows = (query_heads + 2 * kv_heads, head_dim)
+            yield from site.split(f"{module}{names.joined}.weight", (rows, (hidden,)), 0, runs)
+            if settings.on(qkv_bias):
+                biases = [Piece(f"{piece.role}.bias", piece.length) for piece in runs]
+                yield from site.split(f"{module}{names.joined}.bias", (rows,), 0, biases)
+        else:
+            for letter, count in counts.items():
+                parts = [f"attn.{letter}"] + ["attn.gate"] * (gated and letter == "q")
+                dims = value_dim if letter == "v" else head_dim
+                rows, pieces = (count, len(parts) * dims), [Piece(role, dims) for role in parts]
+                yield from site.split(f"{module}{letter}_proj.weight", (rows, (hidden,)), 1, pieces)
+                if settings.on(qkv_bias):
+                    biases = [Piece(f"{role}.bias", dims) for role in parts]
+                    yield from site.split(f"{module}{letter}_proj.bias", (rows,), 1, biases)
+        if joint:
+            yield site.norm(f"{module}{names.q_norm}.weight", "attn.q_norm.joint", query_heads, head_dim)
+            yield site.norm(f"{module}{names.k_norm}.weight", "attn.k_norm.joint", kv_heads, head_dim)
+        elif settings.on(qk_norm):
+            yield site.norm(f"{module}{names.q_norm}.weight", "attn.q_norm", head_dim)
+            yield site.norm(f"{module}{names.k_norm}.weight", "attn.k_norm", head_dim)
+        if sinks:
+            yield site.whole(site.either(*(module + name for name in sinks)), "attn.sink", ((query_heads,),))
+        yield site.whole(f"{module}{names.out}.weight", "attn.out", ((hidden,), (query_heads, value_dim)))
+        if settings.on(out_bias):
+            yield site.whole(f"{module}{names.out}.bias", "attn.out.bias", ((hidden,),))
+
+    return place
 
 
 def latent(*, interleaved: bool | str) -> Module:

@@ -92,6 +92,28 @@ PHI3: Defaults = {
     "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None,
 }  # fmt: skip
 
+# Gemma2Config
+GEMMA2: Defaults = {
+    **_SHARED, "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "attention_bias": False,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+# Gemma3TextConfig
+GEMMA3: Defaults = {**GEMMA2, "vocab_size": 262208}
+
+# Glm4Config
+GLM4: Defaults = {
+    **_SHARED, "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
+    "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "attention_bias": True,
+}  # fmt: skip
+
+# Olmo2Config, Olmo3Config; head_dim is not a field of them
+OLMO2: Defaults = {
+    **_SHARED, "vocab_size": 50304, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None, "attention_bias": False,
+}  # fmt: skip
+
 # GptOssConfig
 GPT_OSS: Defaults = {
     **_SHARED, "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
@@ -168,4 +190,20 @@ GLM_MOE_DSA: Defaults = {
     **DEEPSEEK_V32, "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78,
     "num_attention_heads": 64, "q_lora_rank": 2048, "v_head_dim": 256, "qk_nope_head_dim": 192, "index_n_heads": 32,
     "indexer_types": None, "index_topk_pattern": None, "index_topk_freq": 1, "index_skip_topk_offset": 2,
+}  # fmt: skip
+
+# MiniMaxM2Config
+MINIMAX_M2: Defaults = {
+    **_SHARED, "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62,
+    "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256,
+}  # fmt: skip
+
+# MiMoV2FlashConfig; the swa_ keys, hybrid_layer_pattern and moe_layer_freq are not fields of it, published files carry
+# them: sliding layers have twice the key/value heads without them
+MIMO_V2_FLASH: Defaults = {
+    **_SHARED, "vocab_size": 152576, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 48,
+    "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128, "attention_bias": False,
+    "swa_num_attention_heads": None, "swa_num_key_value_heads": None, "swa_head_dim": None, "swa_v_head_dim": None,
+    "layer_types": None, "hybrid_layer_pattern": None, "mlp_layer_types": None, "moe_layer_freq": None,
+    "moe_intermediate_size": 2048, "n_routed_experts": 256,
 }  # fmt: skip

@@ -15,8 +15,22 @@ Choice = Callable[[Settings, int], Module]
 
 
 @dataclass(frozen=True)
+class LayerNorms:
+    """Names of the norms of a decoder layer's input and output, by what stands between them; None: there is none.
+
+    An output is normed before it joins the residual.
+    """
+
+    before_attention: str | None = "input_layernorm.weight"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm.weight"
+    after_mlp: str | None = None
+
+
+@dataclass(frozen=True)
 class Family:
-    """``attention`` and ``feed_forward`` give the modules of a trunk layer, ``mtp_*`` those of an MTP layer.
+    """``attention`` and ``feed_forward`` give the modules of a trunk layer, ``mtp_*`` those of an MTP layer (None: as
+    in the trunk).
 
     ``aliases``: other spellings of config keys. ``float32``: ends of the names of tensors that are kept in F32 whatever
     the model's dtype is. ``roots``: prefixes of the trunk, the usual one first; ``embedding``: its name below them.
@@ -30,6 +44,8 @@ class Family:
     mtp_feed_forward: Choice
     mtp_attention: Choice | None = None
     mtp: MtpLayout = APPENDED
+    norms: LayerNorms = LayerNorms()
+    mtp_norms: LayerNorms | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     float32: tuple[str, ...] = ()
     roots: tuple[str, ...] = ("model.",)

@@ -30,7 +30,7 @@ class MtpLayout:
     what trunk layers are numbered under, {n} a number that counts on from the trunk's, {i} one that starts at 0.
 
     ``hidden_first``: the joined input is [hidden state, embedding], fixed or by a config key. ``count``: the config key
-    that says how many. ``one_block``: all layers share the block of the first. ``mlp_norm``: in the decoder layer.
+    that says how many layers there are, if any does. ``one_block``: all layers share the block of the first.
     """
 
     block: str
@@ -40,9 +40,8 @@ class MtpLayout:
     proj: str = "eh_proj.weight"
     final_norm: str = "shared_head.norm.weight"
     hidden_first: bool | str = False
-    count: str = "num_nextn_predict_layers"
+    count: str | None = "num_nextn_predict_layers"
     one_block: bool = False
-    mlp_norm: str = "post_attention_layernorm.weight"
 
     def prefixes(self, layers: str, trunk: int, depth: int) -> tuple[str, str]:
         """The prefixes of the block and of the decoder layer of MTP layer ``depth`` after ``trunk`` trunk layers."""
@@ -79,6 +78,10 @@ MIMO = MtpLayout(
     final_norm="final_layernorm.weight",
     hidden_first=True,
 )
+
+# mimo_v2_flash/modeling_mimo_v2_flash.py drops them; SGLang mimo_v2_flash_nextn.py, MiMoV2ModelNextN and MiMoV2MTP:
+# [enorm(embedding), hnorm(hidden)]; no key of published configs counts them
+MIMO_V2 = MtpLayout("model.mtp.layers.{i}.", "model.mtp.layers.{i}.", final_norm="final_layernorm.weight", count=None)
 
 
 def around_the_trunk(site: Site, embedding: str) -> Iterator[Placement]:
@@ -119,11 +122,12 @@ def mtp_block(site: Site, layout: MtpLayout) -> Iterator[Placement]:
 def mtp_depths(layout: MtpLayout, layers: str, settings: Settings, inventory: Inventory) -> list[int]:
     """Every MTP layer that the config declares, and every other one of which a tensor is on disk.
 
-    A count that is null declares none. Where MTP layers are numbered on from the trunk's, one counts as on disk only
-    by a tensor of its block: without any it is a surplus trunk layer, which is not placed and so stays unexpected.
+    A count that is null declares none, as does a layout without one. Where MTP layers are numbered on from the trunk's,
+    one counts as on disk only by a tensor of its block: without any it is a surplus trunk layer, which is not placed
+    and so stays unexpected.
     """
     trunk = settings.count("num_hidden_layers")
-    depths = set(range(settings.optional(layout.count) or 0))
+    depths = set(range((layout.count and settings.optional(layout.count)) or 0))
     appended = "{n}" in layout.block
     numbered = layout.block if appended else layout.layer
     pattern = re.compile(

@@ -129,9 +129,9 @@ class Site:
         """The first of several spellings of one tensor that is on disk; the first of all when none is."""
         return next((tensor for tensor in spellings if self.has(tensor)), spellings[0])
 
-    def norm(self, tensor: str, role: str, length: int) -> Placement:
-        """All of the vector ``tensor`` scales a norm, in the convention of the norms of this site."""
-        return self.whole(tensor, minus_one(role) if self.zero_centred else role, ((length,),))
+    def norm(self, tensor: str, role: str, *axes: int) -> Placement:
+        """All of the vector ``tensor``, read as ``axes``, scales a norm, in the convention of this site's norms."""
+        return self.whole(tensor, minus_one(role) if self.zero_centred else role, (axes,))
 
     def whole(self, tensor: str, role: str, axes: Axes, *, copy: bool = False) -> Placement:
         """All of ``tensor``, read as ``axes``, is all of ``role``."""
