@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mtpconvert.convert import argument_moe
+from mtpconvert.convert import argument_dsa, argument_moe
 from mtpconvert.convert.argument_refusal import refuse
 from mtpconvert.errors import ConfigError
 from mtpconvert.mapping.dims import Scope
@@ -239,5 +239,13 @@ def _windows(window: Any, kinds: list[str], scope: Scope) -> dict[str, Any]:
 
 FUNCTIONS: dict[str, Callable[[Scope], dict[str, Any]]] = {
     function.__name__: function
-    for function in (rope, partial_rope, mla_rope, sliding_window, windows_by_layer, *argument_moe.FUNCTIONS)
+    for function in (
+        rope,
+        partial_rope,
+        mla_rope,
+        sliding_window,
+        windows_by_layer,
+        *argument_moe.FUNCTIONS,
+        *argument_dsa.FUNCTIONS,
+    )
 }

@@ -139,6 +139,13 @@ DECIDED: tuple[tuple[str, ...], ...] = (
     ("moe_router_enable_expert_bias",),
     ("moe_router_topk_scaling_factor",),
     ("mtp_num_layers",),
+    ("dsa_indexer_n_heads",),
+    ("dsa_indexer_head_dim",),
+    ("dsa_indexer_topk",),
+    ("dsa_indexer_topk_freq",),
+    ("dsa_indexer_skip_topk_offset",),
+    ("dsa_indexer_rope_interleaved",),
+    ("dsa_indexer_k_norm_epsilon",),
 )
 
 # Only meaningful where another argument has a value: (argument) -> (other, its value)
@@ -151,6 +158,18 @@ ONLY_WITH: dict[str, tuple[str, Any]] = {
     "original_max_position_embeddings": ("rope_type", "yarn"),
     "beta_fast": ("rope_type", "yarn"),
     "beta_slow": ("rope_type", "yarn"),
+    **dict.fromkeys(
+        (
+            "dsa_indexer_n_heads",
+            "dsa_indexer_head_dim",
+            "dsa_indexer_topk",
+            "dsa_indexer_topk_freq",
+            "dsa_indexer_skip_topk_offset",
+            "dsa_indexer_rope_interleaved",
+            "dsa_indexer_k_norm_epsilon",
+        ),
+        ("experimental_attention_variant", "dsa"),
+    ),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim"), ("multi_latent_attention", True)),
     **dict.fromkeys(("qk_pos_emb_head_dim", "v_head_dim"), ("multi_latent_attention", True)),
     **dict.fromkeys(

@@ -42,9 +42,7 @@ class Requantised:
         total = sum(self.renewed.values())
         words = f"{self.kept:,} FP8 blocks came back with the scales that were kept"
         if total:
-            words += (
-                f"; {total:,} in {len(self.renewed):,} tensors changed in Megatron and got new ones (amax / 448)"
-            )
+            words += f"; {total:,} in {len(self.renewed):,} tensors changed in Megatron and got new ones (amax / 448)"
         return [words]
 
 

@@ -105,6 +105,15 @@ def _layer_specs(config: Any, te: bool) -> tuple[Any, Any]:
     """The decoder's spec and the MTP block's, as ``GPTModelBuilder.build_model`` chooses them."""
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
+    if getattr(config, "experimental_attention_variant", None) is not None:
+        # GPTModelBuilder takes this block for the decoder and has no MTP for it; an MTP layer is as its last layer
+        from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
+
+        decoder = variants.get_transformer_block_with_experimental_attention_variant_spec(config)
+        mtp = (
+            specs.get_gpt_mtp_block_spec(config, decoder, use_transformer_engine=te) if config.mtp_num_layers else None
+        )
+        return decoder, mtp
     common = {
         "num_experts": config.num_moe_experts,
         "moe_grouped_gemm": config.moe_grouped_gemm,

@@ -3,8 +3,10 @@
 name = ["0", "first_k_dense_replace"]      half-open range of two expressions
 name = 'where(layer_types == "full_attention")'
 name = "every(n, offset)"                  i with (i - offset) divisible by n
+name = "every_from(n, offset)"             the first ``offset`` layers, and every n-th after the last of them
 name = "in(mlp_only_layers)"               numbers listed in the config
 name = "a minus b", "a and b"              of earlier names or of the forms above
+name = 'where(...) else b'                 b where the config does not have the list that ``where`` asks for
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ Selector = str | tuple[str, str]
 
 _WHERE = re.compile(r'where\(\s*([\w.]+)\s*==\s*"([^"]*)"\s*\)')
 _EVERY = re.compile(r"every\(([^,()]+),([^,()]+)\)")
+_EVERY_FROM = re.compile(r"every_from\(([^,()]+),([^,()]+)\)")
 _IN = re.compile(r"in\(\s*([\w.]+)\s*\)")
 _SET_OPERATION = re.compile(r"^(.*\S)\s+(minus|and)\s+(\S.*)$")
 
@@ -49,10 +52,13 @@ def check_selector(text: str, earlier: Collection[str]) -> None:
     text = text.strip()
     if text in earlier or _WHERE.fullmatch(text) or _IN.fullmatch(text):
         return
-    if operation := _SET_OPERATION.match(text):
+    first, otherwise, rest = text.partition(" else ")
+    if otherwise and _WHERE.fullmatch(first.strip()):
+        check_selector(rest, earlier)
+    elif operation := _SET_OPERATION.match(text):
         check_selector(operation[1], earlier)
         check_selector(operation[3], earlier)
-    elif match := _EVERY.fullmatch(text):
+    elif match := _EVERY.fullmatch(text) or _EVERY_FROM.fullmatch(text):
         check_expression(match[1])
         check_expression(match[2])
     else:
@@ -63,6 +69,9 @@ def _select(text: str, scope: Scope, chosen: Mapping[str, Sequence[int]]) -> set
     text = text.strip()
     if text in chosen:
         return set(chosen[text])
+    first, otherwise, rest = text.partition(" else ")
+    if otherwise and (match := _WHERE.fullmatch(first.strip())):
+        return _select(first if scope.value(match[1]) is not None else rest, scope, chosen)
     if operation := _SET_OPERATION.match(text):
         left, right = _select(operation[1], scope, chosen), _select(operation[3], scope, chosen)
         return left - right if operation[2] == "minus" else left & right
@@ -73,6 +82,11 @@ def _select(text: str, scope: Scope, chosen: Mapping[str, Sequence[int]]) -> set
         if step < 1:
             raise ConfigError(f"'{text}' steps by {step}")
         return {i for i in _bounded(range(scope.integer("num_hidden_layers"))) if (i - offset) % step == 0}
+    if match := _EVERY_FROM.fullmatch(text):
+        step, offset = evaluate(match[1], scope), evaluate(match[2], scope)
+        if step < 1:
+            raise ConfigError(f"'{text}' steps by {step}")
+        return {i for i in _bounded(range(scope.integer("num_hidden_layers"))) if max(i + 1 - offset, 0) % step == 0}
     if match := _IN.fullmatch(text):
         return {i for i in _config_list(match[1], scope) if isinstance(i, int)}
     raise MappingError(f"'{text}' selects no layers: it is neither an earlier name nor a known form")
@@ -80,6 +94,8 @@ def _select(text: str, scope: Scope, chosen: Mapping[str, Sequence[int]]) -> set
 
 def _config_list(key: str, scope: Scope) -> list[object]:
     value = scope.value(key)
+    if isinstance(value, str):  # a letter for each layer
+        return list(value)
     if not isinstance(value, list):
         raise ConfigError(f"'{key}' is {value!r} where a list is needed", where=f"config.json: {key}")
     return value

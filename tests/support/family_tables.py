@@ -112,6 +112,22 @@ def mimo_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
     return {f"model.mtp_layers.{depth}.{name}": shape for name, shape in layer.items()}
 
 
+def sparse_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
+    """An MTP layer has experts and an indexer of its own, whatever the last trunk layer has; GLM-5 repeats nothing
+    (791 tensors in layer 78 of GLM-5.2, antirez/ds4 issue 458)."""
+    kinds = config.get("indexer_types") or ["full"] * config["num_hidden_layers"]
+    like = max(layer for layer, kind in enumerate(kinds) if kind == "full")
+    assert like >= config["first_k_dense_replace"]
+    extras = deepseek_extras(config)
+    if config["model_type"] == "glm_moe_dsa":
+        extras = {name: shape for name, shape in extras.items() if "embed" not in name and ".head." not in name}
+    layer = {
+        n.removeprefix(f"model.layers.{like}."): s for n, s in trunk.items() if n.startswith(f"model.layers.{like}.")
+    }
+    new = f"model.layers.{config['num_hidden_layers'] + depth}."
+    return {new + name: shape for name, shape in (layer | extras).items()}
+
+
 @dataclass(frozen=True)
 class Case:
     """``changes`` of the tiny config. ``trunk``: names and shapes; ``mtp``: of MTP layer ``depth``, given them.
@@ -171,6 +187,16 @@ CASES: dict[str, Case] = {
         unsupported=("0.19",),
     ),
     "GLM-4.7-Flash": Case("Glm4MoeLiteForCausalLM", mtp=appended(deepseek_extras), depths=1),
+    "DeepSeek-V3.2": Case("DeepseekV32ForCausalLM", mtp=sparse_mtp, depths=1, unsupported=("0.16",), specs=("te",)),
+    "GLM-5": Case(
+        "GlmMoeDsaForCausalLM",
+        {"indexer_types": ..., "index_topk_freq": ..., "index_skip_topk_offset": ...},
+        mtp=sparse_mtp,
+        depths=1,
+        unsupported=("0.16",),
+        specs=("te",),
+    ),
+    "GLM-5.2": Case("GlmMoeDsaForCausalLM", mtp=sparse_mtp, depths=1, unsupported=("0.16",), specs=("te",)),
     "MiMo": Case("MiMoForCausalLM", trunk=mimo_trunk, mtp=mimo_mtp, depths=2),
     "Ling 2.0": Case("BailingMoeV2ForCausalLM", trunk=ling_trunk, mtp=appended(ling_extras), depths=1),
     "Ling 2.0 without MTP": Case(
@@ -246,6 +272,14 @@ def _deepseek(c: Config, bias: bool = True) -> int:
     return _ends(c) + trunk + mtp * (_mla(c) + moe + 2 * hidden * hidden + 3 * hidden)
 
 
+def _sparse(c: Config) -> int:
+    """DeepSeek's, and an indexer in each layer that has one: two projections, a norm with bias, one weight a head."""
+    heads, dim, hidden = c["index_n_heads"], c["index_head_dim"], c["hidden_size"]
+    kinds = c.get("indexer_types") or ["full"] * c["num_hidden_layers"]
+    indexer = heads * dim * c["q_lora_rank"] + dim * hidden + 2 * dim + heads * hidden
+    return _deepseek(c) + (kinds.count("full") + c["num_nextn_predict_layers"]) * indexer
+
+
 def _mimo(c: Config) -> int:
     hidden = c["hidden_size"]
     layer = _gqa(c, bias=True) + 3 * c["intermediate_size"] * hidden
@@ -282,6 +316,8 @@ ELEMENTS: dict[str, tuple[Callable[[Config], int], float]] = {
     "MixtralForCausalLM": (_mixtral, 46.7),
     "DeepseekV2ForCausalLM": (lambda c: _deepseek(c, bias=False), 15.7),
     "Glm4MoeLiteForCausalLM": (_deepseek, 30.6),
+    "DeepseekV32ForCausalLM": (_sparse, 683.5),
+    "GlmMoeDsaForCausalLM": (_sparse, 753.3),
     "MiMoForCausalLM": (_mimo, 7.8),
     "BailingMoeV2ForCausalLM": (_ling, 16.3),
     "HYV3ForCausalLM": (_ling, 298.8),
