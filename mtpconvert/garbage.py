@@ -18,5 +18,8 @@ def no_gc() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            gc.freeze()  # to and fro: what was made counts as old now, and the next pass over the young is short
+            gc.unfreeze()
         if enabled:
             gc.enable()

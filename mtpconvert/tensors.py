@@ -67,6 +67,16 @@ class Block:
         return prod(stop - start for start, stop in self.box)
 
 
+def size_words(nbytes: int) -> str:
+    """Bytes for people: 1234567 -> "1.2 MB" (powers of 1000, as disks, file managers and model cards count)."""
+    value = float(nbytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{nbytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
 def whole(tensor: str, shape: Shape) -> Block:
     return Block(tensor, shape, shape, tuple((0, n) for n in shape))
 

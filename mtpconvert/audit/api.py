@@ -52,7 +52,7 @@ def audit(
 
 
 def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Waiver], today: date) -> Report:
-    seen: Seen = {}
+    seen = Seen()
     one, two = open_side(left, "left", seen), open_side(right, "right", seen)
     alike = _alike(one, two)
     here = mtp_layers(one)

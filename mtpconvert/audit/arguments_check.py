@@ -7,11 +7,14 @@ from typing import Any
 from mtpconvert.audit.facts import COMPARED, facts_from_config
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.readers.side import Side
-from mtpconvert.audit.roles.megatron import meaning_arguments
 
 
 def check_arguments(left: Side, right: Side) -> list[Finding]:
     """Findings about the arguments of each Megatron side; a side without arguments has none to check."""
+    if left.is_huggingface and right.is_huggingface:
+        return []
+    from mtpconvert.audit.roles.megatron import meaning_arguments
+
     found: list[Finding] = []
     for side, other in ((left, right), (right, left)):
         if side.is_huggingface or side.arguments is None:

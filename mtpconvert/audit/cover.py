@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from math import prod
 from typing import Any
@@ -20,38 +19,44 @@ def check_cover(side: Side, placements: list[Placement]) -> tuple[list[Placement
 
     A tensor with a fault is left out as a whole: half a cover would compare numbers under a wrong meaning.
     """
-    by_tensor: dict[str, list[Placement]] = defaultdict(list)
+    alone: dict[str, Placement] = {}  # by tensor; most have one placement
+    several: dict[str, list[Placement]] = {}
     findings: list[Finding] = []
     bad: set[str] = set()
     inventory = side.inventory
     for placement in placements:
         name = placement.block.tensor
-        by_tensor[name].append(placement)
+        if name in alone:
+            several.setdefault(name, [alone[name]]).append(placement)
+        else:
+            alone[name] = placement
         why = fits(placement, inventory)
-        if why is not None and name not in bad and name in inventory:
+        if why is not None and name not in bad:
             bad.add(name)
-            text = f"{name}: the description of {placement.role.name} {why}"
-            findings.append(finding("role-overlap", text, side=side.label, tensor=name, role=placement.role.name))
-    for name in sorted(side.inventory.keys() - by_tensor.keys()):
+            if name in inventory:
+                text = f"{name}: the description of {placement.role.name} {why}"
+                findings.append(finding("role-overlap", text, side=side.label, tensor=name, role=placement.role.name))
+    for name in sorted(inventory.keys() - alone.keys()):
         text = f"{name}: no meaning is known for it, so it was not compared"
         findings.append(finding("role-unknown", text, side=side.label, tensor=name))
-    for name, holders in by_tensor.items():
-        if name in bad or name not in side.inventory:
-            bad.add(name)
+    known: tuple[object, object] = (None, None)  # box and grid that are whole: neighbouring experts share theirs
+    for name, placement in alone.items():
+        block = placement.block
+        if name not in several:
+            if block.box is known[0] and block.grid is known[1]:
+                continue
+            if block.box == tuple([(0, extent) for extent in block.grid]):
+                known = block.box, block.grid
+                continue
+        if name in bad:
             continue
-        if len(holders) == 1 and _whole(holders[0].block):
-            continue
-        why = cover_fault([holder.block for holder in holders], side.inventory[name].shape)
+        why = cover_fault([holder.block for holder in several.get(name, [placement])], inventory[name].shape)
         if why is not None:
             bad.add(name)
             findings.append(finding("role-overlap", f"{name}: {why}", side=side.label, tensor=name))
     if not bad:
         return placements, findings
     return [placement for placement in placements if placement.block.tensor not in bad], findings
-
-
-def _whole(block: Block) -> bool:
-    return block.box == tuple([(0, extent) for extent in block.grid])
 
 
 def cover_fault(blocks: Iterable[Block], shape: tuple[int, ...]) -> str | None:

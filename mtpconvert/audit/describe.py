@@ -11,7 +11,6 @@ from mtpconvert.audit.findings import Finding
 from mtpconvert.audit.mtp import side_kind
 from mtpconvert.audit.packed import BLOCKS
 from mtpconvert.audit.readers.side import Side
-from mtpconvert.audit.roles import huggingface, megatron
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.errors import MtpConvertError
 
@@ -42,9 +41,13 @@ def describe(side: Side, other: Side) -> Description:
         return Description(why_not=f"a draft model of {kind.many}, which belongs to a target")
     try:
         if side.is_huggingface:
+            from mtpconvert.audit.roles import huggingface
+
             facts: dict[str, Any] = {}
             placements = huggingface.placements(side.config or {}, side.inventory)
         else:
+            from mtpconvert.audit.roles import megatron
+
             facts = megatron_facts(side, other)
             placements = megatron.placements(facts, side.inventory)
     except MtpConvertError as error:

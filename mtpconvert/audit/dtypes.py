@@ -11,7 +11,7 @@ from mtpconvert.audit.readers.side import Side
 def check_dtypes(left: Side, right: Side, plan: Plan) -> list[Finding]:
     """One finding per right tensor whose dtype is not its source's. ``bits`` adds what it did to the values."""
     seen: dict[str, Finding] = {}
-    for name in plan.common:
+    for name in plan.common if left.inventory != right.inventory else ():
         before, after = left.inventory[name].dtype, right.inventory[name].dtype
         if before != after:
             seen[name] = _changed(name, name, before, after)

@@ -46,8 +46,7 @@ def packed_of(side: Side) -> tuple[dict[str, Packed], list[Finding]]:
     mxfp4 = any(str(scheme.get("quant_method", "")).lower() == "mxfp4" for _, scheme in declared)
     unsized: list[str] = []
     for name, spec in side.inventory.items():
-        scale = side.inventory.get(name + SCALE_INV)
-        if spec.dtype == "F8_E4M3" and scale is not None:
+        if spec.dtype == "F8_E4M3" and (scale := side.inventory.get(name + SCALE_INV)) is not None:
             blocks = _blocks(spec, scale, block)
             if blocks is None:
                 unsized.append(name)

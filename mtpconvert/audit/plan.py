@@ -51,8 +51,12 @@ def make_plan(left: Side, right: Side, describe_left: Description, describe_righ
 
 def _same_framework(plan: Plan, left: Side, right: Side, one: Description, two: Description) -> None:
     here, there = left.inventory, right.inventory
+    alike = here == there
     common: list[str] = []
-    for name, spec in here.items():
+    if alike:
+        plan.matched.update(here)
+        common = [name for name in here if name not in left.broken and name not in right.broken]
+    for name, spec in here.items() if not alike else ():
         other = there.get(name)
         if other is None:
             plan.missing.append(name)

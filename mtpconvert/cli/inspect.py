@@ -12,7 +12,7 @@ import click
 from mtpconvert.audit.drafts import MTP, Kind, counts_of, kind_of
 from mtpconvert.audit.mtp import count_keys, declared_by, layers_of
 from mtpconvert.cli.options import EXISTING, json_option
-from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, size
+from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes
 from mtpconvert.convert.configs import read_config
 from mtpconvert.convert.packings import packing_in_words
 from mtpconvert.evidence.speed import cost_of_dropping, lines_of, speed_report
@@ -25,7 +25,7 @@ from mtpconvert.mapping.plan import MtpCount
 from mtpconvert.stores.detect import Found, detect
 from mtpconvert.stores.safetensors.reader import SafetensorsReader
 from mtpconvert.stores.torch_dist.reader import TorchDistReader
-from mtpconvert.tensors import Inventory
+from mtpconvert.tensors import Inventory, size_words
 
 
 @dataclass
@@ -68,9 +68,9 @@ def inspect(path: Path, speed: bool, as_json: bool) -> None:
     total = sum(spec.nbytes for spec in result.inventory.values())
     mapped = "" if result.architecture is None else f", {'a mapping' if result.has_mapping else 'no mapping'} for it"
     click.echo(f"{result.path}: {result.kind}; {result.architecture or 'architecture not recorded'}{mapped}")
-    click.echo(f"{len(result.inventory):,} tensors, {size(total)}")
+    click.echo(f"{len(result.inventory):,} tensors, {size_words(total)}")
     for dtype, nbytes in result.dtypes.items():
-        click.echo(f"  {dtype:8} {size(nbytes)}")
+        click.echo(f"  {dtype:8} {size_words(nbytes)}")
     for name, value in result.facts.items():
         click.echo(f"{name.replace('_', ' ')}: {value}")
     if report is not None:

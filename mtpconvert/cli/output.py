@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from mtpconvert.mapping.plan import MtpCount
 
 
-def size(nbytes: int) -> str:
-    """Bytes for people, decimal units as disks and the hub use them."""
-    value = float(nbytes)
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            return f"{int(value)} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("the loop ends at TB")
-
-
 def mtp_line(mtp: MtpCount, *, writes: bool = True, parts: str = "MTP layers") -> str:
     """The line that every command ends with. ``parts``: what ``inspect`` calls draft parts of another kind."""
     declared = "nothing" if mtp.declared is None else str(mtp.declared)

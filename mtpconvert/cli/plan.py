@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from mtpconvert.cli.options import EXISTING, json_option, mapping_option, mtp_option
-from mtpconvert.cli.output import mtp_line, print_json, print_notes, size
+from mtpconvert.cli.output import mtp_line, print_json, print_notes
 from mtpconvert.convert.to_hf import ToHf
 from mtpconvert.convert.to_hf import open_source as open_mcore
 from mtpconvert.convert.to_mcore import ToMcore
 from mtpconvert.convert.to_mcore import open_source as open_hf
 from mtpconvert.stores.detect import detect
+from mtpconvert.tensors import size_words
 
 
 @click.command()
@@ -35,7 +36,7 @@ def plan(src: Path, reference: Path | None, mtp: str, mapping: Path | None, as_j
     click.echo(f"{result.direction}, {result.architecture}, by {result.mapping_file}")
     click.echo(
         f"{proof.tiles:,} tiles between {len(result.hf):,} HF and {len(result.mcore):,} Megatron tensors,"
-        f" {proof.elements:,} elements, {size(result.nbytes)}; proven a bijection"
+        f" {proof.elements:,} elements, {size_words(result.nbytes)}; proven a bijection"
     )
     click.echo(
         f"{len(result.copies)} copies, {len(result.asides)} tensors set aside, {len(result.dropped)} dropped,"

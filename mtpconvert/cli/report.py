@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, progress, size
+from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, progress
 from mtpconvert.convert.result import Callbacks, Conversion, Gate
+from mtpconvert.tensors import size_words
 
 
 def run_conversion(
@@ -30,7 +31,7 @@ def run_conversion(
         print_json(_document(result, seconds))
         return
     print_notes(result.notes)
-    click.echo(f"{result.target}: {size(result.moved.written)} in {seconds:.1f} s")
+    click.echo(f"{result.target}: {size_words(result.moved.written)} in {seconds:.1f} s")
     for key, value in result.config_changes.items():
         click.echo(f"config.json changed: {key} {'removed' if value is None else f'= {value!r}'}")
     if result.audit is not None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from mtpconvert.cli.options import EXISTING, json_option, mapping_option
-from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, progress, size
+from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, progress
 from mtpconvert.convert.roundtrip import roundtrip as carry
+from mtpconvert.tensors import size_words
 
 
 @click.command()
@@ -38,5 +39,7 @@ def roundtrip(src: Path, mapping: Path | None, as_json: bool) -> None:
         )
         return
     print_notes(result.plan.notes)
-    click.echo(f"{result.tensors:,} tensors, {size(result.nbytes)}, came back bit for bit, in {result.groups} groups")
+    click.echo(
+        f"{result.tensors:,} tensors, {size_words(result.nbytes)}, came back bit for bit, in {result.groups} groups"
+    )
     click.echo(mtp_line(result.plan.mtp))

@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from mtpconvert.cli.options import EXISTING, TARGET, json_option, mapping_option, overwrite_option
-from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, progress, size
+from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes, progress
 from mtpconvert.convert.result import Callbacks
 from mtpconvert.convert.slice import open_slice, slice_checkpoint
 from mtpconvert.convert.slice_plan import SliceOptions, SlicePlan
+from mtpconvert.tensors import size_words
 
 
 @click.command()
@@ -49,7 +50,7 @@ def slice(  # noqa: A001 - the command's name
         return
     print_notes(plan.notes)
     verb = "would hold" if dry_run else "holds"
-    click.echo(f"{out} {verb} {len(plan.target):,} tensors, {size(plan.nbytes)}; {plan.left:,} of {hf} left out")
+    click.echo(f"{out} {verb} {len(plan.target):,} tensors, {size_words(plan.nbytes)}; {plan.left:,} of {hf} left out")
     for key, value in plan.config_changes.items():
         click.echo(f"config.json changed: {key} = {value!r}")
     click.echo(mtp_line(plan.mtp))

@@ -22,25 +22,31 @@ _LARGEST_HEADER = 100_000_000  # tensor.rs: MAX_HEADER_SIZE
 class Header:
     """What one file says. ``starts``: absolute byte offset of each tensor. ``broken``: not wholly in the file.
 
-    ``specs`` and ``starts`` may be those of another file's Header: they are not to be changed.
+    ``nbytes``: of all its tensors. A Header may stand for several files: it is not to be changed.
     """
 
     specs: dict[str, TensorSpec] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+    nbytes: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-Seen = dict[tuple[bytes, int], Header]
+@dataclass(slots=True)
+class Seen:
+    """What the files of one side said, for those of the other that say the same: not parsed again.
+
+    ``headers``: flawless ones, by their bytes and their file's size. ``indexes``: by their bytes.
+    """
+
+    headers: dict[tuple[bytes, int], Header] = field(default_factory=dict)
+    indexes: dict[bytes, Any] = field(default_factory=dict)
 
 
 def read_header(path: Path, side: str, seen: Seen | None = None) -> Header:
-    """The header of one file, and every way in which header and file disagree. Never raises for bad content.
-
-    ``seen``: flawless headers by their bytes and their file's size. An equal one, as the other side often has, is not
-    parsed again.
-    """
+    """The header of one file, and every way in which header and file disagree. Never raises for bad content."""
+    seen = seen or Seen()
     header = Header()
 
     def fault(code: str, message: str, tensor: str | None = None, **detail: Any) -> None:
@@ -60,8 +66,8 @@ def read_header(path: Path, side: str, seen: Seen | None = None) -> Header:
                 )
                 return header
             raw = file.read(length)
-        if seen is not None and (raw, size) in seen:
-            return seen[raw, size]
+        if (raw, size) in seen.headers:
+            return seen.headers[raw, size]
         table = json.loads(raw)
     except (OSError, ValueError, RecursionError) as error:
         fault("file-unreadable", f"no readable header ({error})")
@@ -75,8 +81,8 @@ def read_header(path: Path, side: str, seen: Seen | None = None) -> Header:
         for name in _repeated(raw):
             fault("name-duplicate", f"{name} stands twice in the header", name)
     _layout(header, table, 8 + length, size, fault)
-    if seen is not None and not header.findings:
-        seen[raw, size] = header
+    if not header.findings:
+        seen.headers[raw, size] = header
     return header
 
 
@@ -114,6 +120,7 @@ def _layout(header: Header, table: dict[str, Any], base: int, size: int, fault: 
         ordered = ordered and begin == position <= end
         position = end
         spans.append((begin, end, name))
+        header.nbytes += bits // 8
     if not ordered or base + position > size:
         position = _in_order(header, spans, base, size, fault)
     expected = base + position

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ _NOT_SIDE_FILES = (
 def open_huggingface(root: Path, label: str, seen: Seen | None = None) -> Side:
     """Read every header under ``root``. CheckpointError when there is no safetensors file at all.
 
-    ``seen``: headers that are known already (``read_header``); those of this side join them.
+    ``seen``: what the other side's files said; what those of this side say joins it.
     """
     names = sorted(path.name for path in root.glob("*.safetensors"))
     indexes = sorted(path.name for path in root.glob("*.safetensors.index.json"))
@@ -37,6 +36,7 @@ def open_huggingface(root: Path, label: str, seen: Seen | None = None) -> Side:
             next_step="give the directory that holds config.json and model*.safetensors",
         )
     findings: list[Finding] = []
+    seen = seen or Seen()
     headers = {name: read_header(root / name, label, seen) for name in names}
     homes: dict[str, str] = {}
     side = Side(label, root, "huggingface", _layout(names), {}, [root / name for name in names], lambda name: ())
@@ -49,12 +49,14 @@ def open_huggingface(root: Path, label: str, seen: Seen | None = None) -> Side:
         side.inventory.update(header.specs)
         homes.update(dict.fromkeys(header.specs, name))
     side.home = homes
-    side.bytes_total = sum(spec.nbytes for spec in side.inventory.values())
+    side.bytes_total = sum(header.nbytes for header in headers.values())
+    if any(found.code == "name-duplicate" for found in findings):
+        side.bytes_total = sum(spec.nbytes for spec in side.inventory.values())
     starts = {name: (number, header.starts) for number, (name, header) in enumerate(headers.items())}
     side.locate = partial(_locate, side, starts)
     findings += _shard_sets(names, label)
     for index in indexes:
-        findings += _check_index(root / index, headers, side, single=len(indexes) == 1)
+        findings += _check_index(root / index, headers, side, seen, single=len(indexes) == 1)
     if not indexes and len(names) > 1:
         findings.append(finding("index-absent", f"{len(names)} weight files and no {INDEX}", side=label))
     side.config = read_config(root / "config.json", label, findings)
@@ -104,15 +106,18 @@ def _shard_sets(names: list[str], label: str) -> list[Finding]:
     ]
 
 
-def _check_index(path: Path, headers: dict[str, Header], side: Side, *, single: bool) -> list[Finding]:
+def _check_index(
+    path: Path, headers: dict[str, Header], side: Side, seen: Seen, *, single: bool
+) -> list[Finding]:  # fmt: skip
     found: list[Finding] = []
 
     def fault(code: str, message: str, tensor: str | None = None) -> None:
         found.append(finding(code, f"{path.name}: {message}", side=side.label, tensor=tensor))
 
     try:
-        table = json.loads(path.read_bytes())
-        weight_map: dict[str, str] = dict(table["weight_map"].items())
+        raw = path.read_bytes()
+        table = seen.indexes[raw] = seen.indexes.get(raw) or json.loads(raw)
+        weight_map: dict[str, str] = table["weight_map"]
         if set(map(type, weight_map.values())) - {str}:
             raise TypeError("weight_map gives something else than file names")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -132,6 +137,8 @@ def _check_index(path: Path, headers: dict[str, Header], side: Side, *, single: 
             )
     for tensor, name in weight_map.items():
         if name in headers and tensor not in headers[name].specs and headers[name].specs:
+            from difflib import get_close_matches
+
             near = get_close_matches(tensor, headers[name].specs, 1)
             elsewhere = side.home.get(tensor)
             hint = (

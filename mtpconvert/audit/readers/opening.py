@@ -8,7 +8,6 @@ from pathlib import Path
 from mtpconvert.audit.readers.headers import Seen
 from mtpconvert.audit.readers.huggingface import open_huggingface
 from mtpconvert.audit.readers.side import Side
-from mtpconvert.audit.readers.torch_dist import is_torch_dist, open_torch_dist
 from mtpconvert.errors import CheckpointError
 
 _LATEST = "latest_checkpointed_iteration.txt"
@@ -17,12 +16,14 @@ _LATEST = "latest_checkpointed_iteration.txt"
 def open_side(path: Path, label: str, seen: Seen | None = None) -> Side:
     """A Hugging Face directory, a Megatron root, or one iteration of it. CheckpointError says what was looked for.
 
-    ``seen``: headers of the other side (``headers.read_header``).
+    ``seen``: what the files of the other side said.
     """
     if not path.is_dir():
         raise CheckpointError("no such directory", where=str(path), next_step="audits read local directories only")
     folder = _iteration(path)
-    if is_torch_dist(folder):
+    if (folder / ".metadata").is_file():
+        from mtpconvert.audit.readers.torch_dist import open_torch_dist
+
         return open_torch_dist(folder, label)
     if any(folder.glob("mp_rank_*")):
         raise CheckpointError(

@@ -26,10 +26,6 @@ from mtpconvert.tensors import Box, TensorSpec
 _TRAINING_STATE = ("optimizer.", "chained_", "rng_state", "rerun_state_machine_state", "opt_param_scheduler")
 
 
-def is_torch_dist(folder: Path) -> bool:
-    return (folder / ".metadata").is_file()
-
-
 def open_torch_dist(folder: Path, label: str) -> Side:
     """Read ``.metadata`` and the arguments. CheckpointError when the metadata is not that of a DCP checkpoint."""
     try:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from mtpconvert.audit.report.grouping import lines
-from mtpconvert.audit.report.text import size
 from mtpconvert.audit.report_model import Report
+from mtpconvert.tensors import size_words
 
 _MOST = 50
 
 
 def render(report: Report, fail_on: str) -> str:
     verdict = report.verdict(fail_on)
-    read = "headers only" if report.level == "headers" else f"every byte ({size(report.nbytes)})"
+    read = "headers only" if report.level == "headers" else f"every byte ({size_words(report.nbytes)})"
     out = [f"## Checkpoint audit: {verdict}", ""]
     out += [f"`{report.left.path}` against `{report.right.path}`: {report.tensors} tensors, {read}.", ""]
     out += ["| | kind | tensors | bytes |", "|---|---|---:|---:|"]
     for label, side in (("left", report.left), ("right", report.right)):
-        out.append(f"| {label} | {side.kind}, {side.layout} | {side.tensors} | {size(side.nbytes)} |")
+        out.append(f"| {label} | {side.kind}, {side.layout} | {side.tensors} | {size_words(side.nbytes)} |")
     out += ["", "### MTP", ""]
     out += [f"- {_cell(sentence)}" for sentence in report.mtp.sentences]
     if report.mtp.layers:
@@ -24,7 +24,7 @@ def render(report: Report, fail_on: str) -> str:
         for row in report.mtp.layers:
             equal = "not read" if row.equal is None else row.equal
             counts = f"{row.expected} | {row.left} | {row.right} | {equal}"
-            out.append(f"| {row.layer} | {counts} | {size(row.right_bytes)} |")
+            out.append(f"| {row.layer} | {counts} | {size_words(row.right_bytes)} |")
     shown = lines(report.findings)
     if shown:
         out += ["", "### Findings", "", "| severity | side | code | finding |", "|---|---|---|---|"]
