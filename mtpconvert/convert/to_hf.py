@@ -60,6 +60,7 @@ class McoreSource:
     plan: Plan
     packing: Packing  # of the HF side to be written; plain with --dtype bfloat16
     config_changes: dict[str, Any]
+    renamed: dict[str, str]  # tensors of the reference that come back decoded, under another name
 
 
 @no_gc()
@@ -93,9 +94,11 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
     scope = Scope({**config, **({} if rows is None else {"vocab_size": rows})}, mapping.defaults)
     scope.symbols["mtp_layers"] = len(present_in_mcore(reader.inventory()))
     plan.notes += [*reader.notes, *check_arguments(reader.args, mapping.arguments, scope, where=str(source))]
-    packing, removed = packing_to_write(plan, packing.only(plan.hf), config, reference, options.dtype)
+    packed = packing.only(plan.hf)
+    packing, removed = packing_to_write(plan, packed, config, reference, options.dtype)
+    renamed = {} if packing.tensors else {one.codes.name: name for name, one in packed.tensors.items()}
     changes |= removed
-    return McoreSource(reader, reference, config, mapping, plan, packing, changes)
+    return McoreSource(reader, reference, config, mapping, plan, packing, changes, renamed)
 
 
 def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) -> Conversion:
@@ -176,7 +179,7 @@ def _layout(opened: McoreSource, wanted: Inventory, options: ToHf) -> Safetensor
     layout = opened.reference.layout
     if layout is None or options.max_shard_size is not None:
         return plan_layout(list(wanted.values()), parse_size(options.max_shard_size or DEFAULT_SHARD))
-    return adapt_layout(layout, wanted)
+    return adapt_layout(layout, wanted, opened.renamed)
 
 
 def _padding_notes(plan: Plan, reader: TorchDistReader) -> list[str]:

@@ -76,25 +76,30 @@ def subset_layout(layout: SafetensorsLayout, keep: set[str]) -> SafetensorsLayou
     return adapt_layout(layout, {name: spec for name, spec in inventory.items() if name in keep})
 
 
-def adapt_layout(layout: SafetensorsLayout, wanted: Inventory) -> SafetensorsLayout:
+def adapt_layout(
+    layout: SafetensorsLayout, wanted: Inventory, renamed: Mapping[str, str] | None = None
+) -> SafetensorsLayout:
     """``layout`` with exactly the tensors of ``wanted``, which may be fewer and may have other shapes or dtypes.
+
+    ``renamed``: name in ``layout`` -> name in ``wanted``, of those that take another's place.
 
     A file all of whose tensors stay as they are keeps its header byte for byte. The others get a new one: same key
     order, same ``__metadata__``, data closed up. Files left without a tensor go; no file is renamed. The index is
     kept byte for byte if nothing changed, else rewritten with its other entries as they were.
     Raises CheckpointError for a tensor that has no place in ``layout``.
     """
-    _check_homes(layout, wanted, layout.inventory())
+    new = renamed or {}
+    _check_homes(layout, wanted, {new.get(name, name): spec for name, spec in layout.inventory().items()})
     shards = []
     for shard in layout.shards:
-        kept = [spec for spec in shard.header.specs if spec.name in wanted]
-        if kept == list(shard.header.specs) == [wanted[spec.name] for spec in kept]:
+        kept = [spec for spec in shard.header.specs if new.get(spec.name, spec.name) in wanted]
+        if kept == list(shard.header.specs) == [wanted.get(spec.name) for spec in kept]:
             shards.append(shard)
         elif kept:
-            shards.append(Shard(shard.name, _rewritten(shard.header, kept, wanted)))
+            shards.append(Shard(shard.name, _rewritten(shard.header, kept, wanted, new)))
     if tuple(shards) == layout.shards:
         return layout
-    index = None if layout.index is None else build_index(shards, layout.index)
+    index = None if layout.index is None else build_index(shards, layout.index, new)
     return SafetensorsLayout(tuple(shards), index, layout.where)
 
 
@@ -126,9 +131,12 @@ def build_header(
     return parse_header(len(raw).to_bytes(8, "little") + raw, "a header to be written")
 
 
-def build_index(shards: Iterable[Shard], template: Index | None = None) -> Index:
+def build_index(
+    shards: Iterable[Shard], template: Index | None = None, renamed: Mapping[str, str] | None = None
+) -> Index:
     """The index of ``shards`` as transformers 5.24 writes it (modeling_utils.py:save_pretrained), or, with another
-    index as ``template``, that one with the totals it has corrected and the tensors it lost left out."""
+    index as ``template``, that one with the totals it has corrected, ``renamed`` tensors under their new names and
+    those it lost left out."""
     held = {spec.name: (shard.name, spec) for shard in shards for spec in shard.header.specs}
     totals = {
         "total_parameters": sum(spec.numel for _, spec in held.values()),
@@ -141,18 +149,19 @@ def build_index(shards: Iterable[Shard], template: Index | None = None) -> Index
     index = json.loads(template.raw)
     if isinstance(index.get("metadata"), dict):
         index["metadata"] |= {key: total for key, total in totals.items() if index["metadata"].get(key) is not None}
-    index["weight_map"] = {name: files[name] for name in index["weight_map"] if name in files}
+    names = [(renamed or {}).get(name, name) for name in index["weight_map"]]
+    index["weight_map"] = {name: files[name] for name in names if name in files}
     text = json.dumps(index, indent=2, ensure_ascii=template.raw.isascii())
     raw = (text + "\n" * template.raw.endswith(b"\n")).encode()
     return Index(raw, template.name, index["weight_map"], index.get("metadata"))
 
 
-def _rewritten(header: Header, kept: Sequence[TensorSpec], wanted: Inventory) -> Header:
-    specs = [wanted[spec.name] for spec in kept]
+def _rewritten(header: Header, kept: Sequence[TensorSpec], wanted: Inventory, new: Mapping[str, str]) -> Header:
+    specs = [wanted[new.get(spec.name, spec.name)] for spec in kept]
     if [spec.dtype for spec in specs] != [spec.dtype for spec in kept]:
         specs = save_order(specs)  # another element size could leave what follows it unaligned
     names = {spec.name for spec in specs} | {"__metadata__"}
-    order = [name for name in json.loads(header.raw[8:]) if name in names]
+    order = [name for key in json.loads(header.raw[8:]) if (name := new.get(key, key)) in names]
     if header.metadata is None:
         order = [name for name in order if name != "__metadata__"]
     return build_header(specs, header.metadata, order)
