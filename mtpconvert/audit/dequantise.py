@@ -1,28 +1,30 @@
 """Codes and scales as the bf16 they stand for, window by window, by the auditor's own arithmetic.
 
 FP8: value of the e4m3 code (OCP 8-bit floating point, table 1) times its block's scale in float32, rounded to nearest
-even to bf16. MXFP4: value of the e2m1 code times 2^(scale - 127) (OCP Microscaling 1.0, 5.3.3 and 5.4.1), exact.
+even to bf16. MXFP4: ``mxfp4``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
-from mtpconvert.audit.packed import GROUP
+from mtpconvert.audit.mxfp4 import Experts
 from mtpconvert.audit.readers.side import Packed, Side
 from mtpconvert.audit.segments import grid_groups
 from mtpconvert.audit.values import to_bfloat16, widen
 from mtpconvert.audit.windows import Buffer, Operand, Reader, windows
 from mtpconvert.tensors import Block, Box, Shape
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_CHUNK = 1 << 15  # elements decoded at once: what is in between stays in the processor's cache
 
 
 @dataclass(slots=True)
 class Codes:
-    """One window of a packed tensor. ``codes`` u8, as the window lies; ``scales`` float32, the box of scales that the
+    """One window of FP8. ``codes`` u8, as the window lies; ``scales`` float32, the box of scales that the
     window meets, whose corner is ``corner``; ``places``: for each axis of the scales the index, in the whole tensor of
     scales, of each element's scale, broadcastable to the window."""
 
@@ -42,6 +44,18 @@ class Codes:
             total = total * extent + (place - low)
         return total
 
+    def parts(self, out: Any) -> Iterator[tuple[Codes, Any]]:
+        """The window in stretches along its first axis that is longer than one, and the same stretches of ``out``."""
+        axis = next((at for at, extent in enumerate(self.codes.shape) if extent > 1), None)
+        if axis is None:
+            yield self, out
+            return
+        step = max(1, _CHUNK * self.codes.shape[axis] // self.codes.size)
+        for start in range(0, self.codes.shape[axis], step):
+            cut = (*((slice(None),) * axis), slice(start, start + step))
+            places = [place[cut] if place.shape[axis] > 1 else place for place in self.places]
+            yield Codes(self.codes[cut], self.scales, self.corner, places), out[cut]
+
 
 class Decoder:
     """Reads windows of packed tensors for one Reader, into its own buffer; not to be shared between threads."""
@@ -49,54 +63,37 @@ class Decoder:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._buffer, self._boxes = Buffer(), Buffer()
+        self._experts = Experts(self._box)
 
     def fill(self, operand: Operand, window: Box, buffer: Buffer) -> int:
         """Decode the window in C order into ``buffer`` as bf16; returns its length in bytes."""
-        read = self.read(operand, window)
-        count = int(read.codes.size)
-        values = buffer.array[: 2 * count].view("<u2").reshape(read.codes.shape)
-        values[...] = (mxfp4_words if packing(operand).scheme == "mxfp4" else fp8_words)(read)
+        shape = tuple(stop - start for start, stop in window)
+        count = prod(shape)
+        values = buffer.array[: 2 * count].view("<u2").reshape(shape)
+        packed, stored = packing(operand)
+        if packed.scheme == "mxfp4":
+            values[...] = self._experts.words(stored, packed, indices(operand, window), shape)
+        else:
+            fp8_words(self.read(operand, window), values)
         return 2 * count
 
     def read(self, operand: Operand, window: Box) -> Codes:
-        """Codes and scales of the window. CheckpointError where bytes are missing."""
-        packed, stored = packing(operand), operand.side.stored
-        assert stored is not None
-        index = indices(operand, window)
-        if packed.scheme == "mxfp4":
-            codes = self._nibbles(stored, packed, index, window)
-            places = [index[0], index[2], index[1] // GROUP]
-        else:
-            raw = Operand(
-                stored, Block(packed.codes, operand.view.shape, operand.view.grid, operand.view.box), operand.order
-            )
-            length = self._reader.fill(raw, window, self._buffer)
-            codes = self._buffer.array[:length].reshape([stop - start for start, stop in window])
-            places = [at // size for at, size in zip(index, packed.block, strict=True)]
+        """Codes and scales of a window of FP8. CheckpointError where bytes are missing."""
+        packed, stored = packing(operand)
+        raw = Block(packed.codes, operand.view.shape, operand.view.grid, operand.view.box)
+        length = self._reader.fill(Operand(stored, raw, operand.order), window, self._buffer)
+        codes = self._buffer.array[:length].reshape([stop - start for start, stop in window])
+        places = [at // size for at, size in zip(indices(operand, window), packed.block, strict=True)]
         spec = stored.inventory[packed.scales]
         if len(spec.shape) != len(places):  # one factor for the whole tensor
             places = [0 * place for place in places[: len(spec.shape)]]
         box = tuple((int(place.min()), int(place.max()) + 1) for place in places)
-        words = self._box(stored, packed.scales, box)
-        scales = words if packed.scheme == "mxfp4" else scale_values(words, spec.dtype)
+        scales = scale_values(self._box(stored, packed.scales, box), spec.dtype)
         return Codes(codes, scales, tuple(start for start, _ in box), places)
 
     def whole(self, stored: Side, name: str) -> Any:
         """All words of a stored tensor, for scales."""
         return self._box(stored, name, tuple((0, extent) for extent in stored.inventory[name].shape))
-
-    def _nibbles(self, stored: Side, packed: Packed, index: list[Any], window: Box) -> Any:
-        """e2m1 codes: two adjacent elements of a row share a byte, the first in its low half."""
-        import numpy as np
-
-        expert, column, row = index
-        groups = column // GROUP
-        box = tuple((int(at.min()), int(at.max()) + 1) for at in (expert, row, groups))
-        read = self._box(stored, packed.codes, (*box, (0, GROUP // 2)))
-        read = read.reshape(*read.shape[:2], -1)
-        pairs = read[expert - box[0][0], row - box[1][0], column // 2 - box[2][0] * (GROUP // 2)]
-        shape = [stop - start for start, stop in window]
-        return np.broadcast_to(pairs >> (4 * (column % 2)).astype(np.uint8) & 15, shape)
 
     def _box(self, stored: Side, name: str, box: Box) -> Any:
         """A box of a stored tensor as an array of unsigned integers of its shape."""
@@ -112,8 +109,11 @@ class Decoder:
         return np.concatenate(parts).view(kind).reshape([stop - start for start, stop in box])
 
 
-def packing(operand: Operand) -> Packed:
-    return operand.side.packed[operand.tensor]
+def packing(operand: Operand) -> tuple[Packed, Side]:
+    """What a decoded operand is packed as, and the side as it is stored."""
+    stored = operand.side.stored
+    assert stored is not None
+    return operand.side.packed[operand.tensor], stored
 
 
 def indices(operand: Operand, window: Box) -> list[Any]:
@@ -155,17 +155,20 @@ def e4m3_values() -> Any:
     return widen(np.arange(256, dtype=np.uint8), "F8_E4M3").astype(np.float32)
 
 
-def fp8_words(read: Codes) -> Any:
-    """bf16 bit patterns of a window of FP8."""
+def fp8_words(read: Codes, out: Any) -> None:
+    """Write the bf16 bit patterns of a window of FP8 to ``out``, an array of its shape."""
     import numpy as np
 
-    values, flat, scales = e4m3_values(), read.flat(), read.scales.reshape(-1)
-    if len(scales) * 256 <= read.codes.size:  # every code under every scale once, and each element looked up
-        with np.errstate(all="ignore"):
-            table = rounded(scales[:, None] * values)
-        return np.take(table.reshape(-1), flat * 256 + read.codes)
+    values, scales = e4m3_values(), read.scales.reshape(-1)
     with np.errstate(all="ignore"):
-        return rounded(np.take(values, read.codes) * np.take(scales, flat))
+        if len(scales) * 256 <= read.codes.size:  # every code under every scale once, and each element looked up
+            table = rounded(scales[:, None] * values).reshape(-1)
+            for part, words in read.parts(out):
+                places = part.flat() * 256 + part.codes
+                np.take(table, places, out=words, mode="clip")  # clip: written straight to ``out``
+        else:
+            for part, words in read.parts(out):
+                words[...] = rounded(np.take(values, part.codes) * np.take(scales, part.flat()))
 
 
 def rounded(values: Any) -> Any:
@@ -173,23 +176,3 @@ def rounded(values: Any) -> Any:
     import numpy as np
 
     return to_bfloat16(values.view(np.uint32))
-
-
-@cache
-def _mxfp4_table() -> Any:
-    """bf16 bit patterns by scale * 16 + code."""
-    import numpy as np
-
-    values = np.array([sign * value for sign in (1.0, -1.0) for value in _E2M1])
-    with np.errstate(all="ignore"):
-        table = np.ldexp(values[None, :], np.arange(256)[:, None] - 127).astype(np.float32)
-    table[255] = np.nan
-    return rounded(table).reshape(-1)
-
-
-def mxfp4_words(read: Codes) -> Any:
-    """bf16 bit patterns of a window of MXFP4."""
-    import numpy as np
-
-    scales = np.take(read.scales.reshape(-1), read.flat()).astype(np.int64)
-    return np.take(_mxfp4_table(), scales * 16 + read.codes)

@@ -35,8 +35,8 @@ def scale_cause(bench: Bench, one: Operand, two: Operand) -> str | None:
     if (one.tensor in one.side.packed) == (two.tensor in two.side.packed):
         return None
     coded = one if one.tensor in one.side.packed else two
-    packed, stored = packing(coded), coded.side.stored
-    if packed.scheme != "fp8" or stored is None or stored.inventory[packed.scales].nbytes > _IN_MEMORY:
+    packed, stored = packing(coded)
+    if packed.scheme != "fp8" or stored.inventory[packed.scales].nbytes > _IN_MEMORY:
         return None
     spec, decoder = stored.inventory[packed.scales], Decoder(bench.readers[coded.side.label])
     words = decoder.whole(stored, packed.scales)
@@ -102,8 +102,7 @@ def _other_scales(decoder: Decoder, coded: Operand, values: Any) -> Iterator[tup
         yield "transposed scales", values.reshape(turned.shape).swapaxes(-1, -2)
         for axis, name in ((-1, "columns"), (-2, "rows")):
             yield f"scales in reverse order along block {name}", np.flip(values, axis)
-    stored, packed = coded.side.stored, packing(coded)
-    assert stored is not None
+    packed, stored = packing(coded)
     layer = packed.name[: packed.name.find(".", packed.name.find("layers.") + 7) + 1]
     tried = 0
     for other in coded.side.packed.values():

@@ -53,7 +53,8 @@ def test_every_code_under_every_kind_of_scale_is_as_torch_has_it(by_table: bool)
     codes = np.tile(np.arange(256, dtype=np.uint8), (len(scales), 1))
     held = scales.numpy()[:, None] if by_table else np.repeat(scales.numpy()[:, None], 2, axis=1)
     assert (held.size * 256 <= codes.size) == by_table
-    found = fp8_words(Codes(codes, held, (0, 0), [np.arange(len(scales))[:, None], np.zeros((1, 1), int)]))
+    found = np.empty(codes.shape, "<u2")
+    fp8_words(Codes(codes, held, (0, 0), [np.arange(len(scales))[:, None], np.zeros((1, 1), int)]), found)
     number = ~torch.isnan(expected).numpy()
     assert np.array_equal(found[number], expected.view(torch.int16).numpy().view("<u2")[number])
     assert ((found[~number] & 0x7FFF) > 0x7F80).all()
@@ -85,6 +86,7 @@ def one_weight(folder: Path, shape: tuple[int, ...], block: tuple[int, int], dty
         ((700, 900), (1, 128), torch.float32),
         ((129, 127), (64, 32), torch.float8_e8m0fnu),
         ((5, 7), (1, 1), torch.float32),
+        ((1, 1), (128, 128), torch.float32),
     ],
 )
 def test_windows_blocks_and_kinds_of_scale(

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from mtpconvert.audit.api import audit
-from mtpconvert.audit.dequantise import Codes, mxfp4_words
+from mtpconvert.audit.mxfp4 import byte_values
 from mtpconvert.audit.report_model import Report
 from mtpconvert.convert.result import Callbacks
 from mtpconvert.convert.to_mcore import ToMcore, hf2mcore
@@ -83,14 +83,15 @@ def codes_of(report: Report) -> set[str]:
     return {found.code for found in report.failing("warning")}
 
 
-def test_every_code_under_every_scale() -> None:
-    codes, scales = np.meshgrid(np.arange(16, dtype=np.uint8), np.arange(255, dtype=np.uint8))
-    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
-    values = torch.cat([values, -values])[codes.reshape(-1).tolist()]
-    expected = (values * 2.0 ** (torch.from_numpy(scales.reshape(-1)).double() - 127)).float().bfloat16()
-    places = [np.arange(255)[:, None], np.zeros((1, 1), int)]
-    found = mxfp4_words(Codes(codes, np.arange(255, dtype=np.uint8)[:, None], (0, 0), places)).reshape(-1)
-    assert np.array_equal(found, expected.view(torch.int16).numpy().view("<u2"))
+def test_every_byte_under_every_scale() -> None:
+    """The low half of a byte comes first; 255 is no number (OCP Microscaling 1.0, 5.4.1)."""
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    byte = torch.arange(256)
+    pairs = torch.cat([table, -table])[torch.stack([byte % 16, byte // 16], dim=1)]
+    expected = (pairs * 2.0 ** (torch.arange(255).double() - 127)[:, None, None]).float().bfloat16()
+    found = byte_values().view("<u2").reshape(256, 256, 2)
+    assert np.array_equal(found[:255], expected.view(torch.int16).numpy().view("<u2"))
+    assert ((found[255] & 0x7FFF) > 0x7F80).all()
 
 
 @pytest.mark.parametrize("level", ["headers", "bits"])
