@@ -1,5 +1,6 @@
 """The real forward of transformers, watched: what numbers do once the HF roles named and a test changed them."""
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,7 +67,10 @@ class Probe:
         self.case, self.monkeypatch = case, monkeypatch
         self.config, self.tensors = saved(case)
         self.placed: list[Placement] = placements(self.config, inventory(self.tensors))
-        self.plain = look(case, self.tensors, monkeypatch)
+
+    @functools.cached_property
+    def plain(self) -> Seen:
+        return look(self.case, self.tensors, self.monkeypatch)
 
     def after(self, *edits: tuple[Any, ...]) -> Seen:
         """``edits``: (place, role, index[, change]); zeroed when no change is given."""

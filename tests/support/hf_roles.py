@@ -57,6 +57,10 @@ MIMO_V2 = GQA | {
 }  # fmt: skip
 MIXED = {"layer_types": ["full_attention", "sliding_attention"]}
 MOE = GQA | {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2}
+GPT_OSS = GQA | {
+    "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
 GLM_LITE = MLA | {"mlp_layer_types": ["dense", "sparse"]}
 DEEPSEEK_V2 = MLA | {"hidden_size": 18, "kv_lora_rank": 8, "topk_method": "greedy"}  # V2 wants even ones
 
@@ -93,11 +97,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GLM_LITE | {"rope_interleave": False, "mlp_layer_types": ["sparse", "sparse"]},
     ),
     "phi3": ("Phi3", GQA | {"pad_token_id": 0}),
-    "gpt oss": ("GptOss", GQA | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "gpt oss, no attention biases": (
-        "GptOss",
-        GQA | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": False},
-    ),
+    "gpt oss": ("GptOss", GPT_OSS),
+    "gpt oss, no attention biases": ("GptOss", GPT_OSS | {"attention_bias": False}),
     "hy": ("HYV3", MOE | {"head_dim": 10, "num_shared_experts": 2, "num_nextn_predict_layers": 2}),
     "hy, biased": ("HYV3", MOE | {"head_dim": 8, "attention_bias": True}),
     "mellum": ("Mellum", MOE | {"head_dim": 8, "num_mtp_layers": 1, "mlp_layer_types": ["dense", "sparse"]} | MIXED),
