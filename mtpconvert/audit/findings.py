@@ -26,7 +26,8 @@ class Finding:
     """``side`` is "left", "right" or "both"; ``tensor`` the name on that side (on the right, for "both").
 
     ``detail`` holds what a machine may want: ``count``, ``index``, ``role``, ``cause``, ``mtp``, ``other``
-    (the tensor on the other side), ``statistic``, ``file``. The message says all of it in words.
+    (the tensor on the other side), ``statistic``, ``file``, ``modules`` (all that are concerned, by name). The message
+    says it in words.
     """
 
     code: str

@@ -21,6 +21,8 @@ _EXCLUDES = (
 )
 _PACKED = (".weight_packed", ".qweight", ".blocks", "_blocks")
 _SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".scales", "_scales", ".weight_scale_2", ".input_scale")
+# Codes -> the scales that each tensor of them needs (compressed-tensors, GPTQ and AWQ, MXFP4).
+_PAIRS = {".weight_packed": ".weight_scale", ".qweight": ".scales", "_blocks": "_scales"}
 _PLAIN = {"BF16", "F16", "F32"}
 _FP8 = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 _SMALL = _FP8 | {"F4", "F6_E2M3", "F6_E3M2", "U8", "I8"}
@@ -92,10 +94,11 @@ def _check_scales(side: Side, fault: Any) -> None:
             stem = name.removesuffix(".weight")
             if not any(stem + ending in names for ending in (*_SCALES, "_scale_inv")):
                 fault("scale-missing", f"{name} is {spec.dtype} and has no scale beside it", name)
-        elif spec.dtype == "U8" and name.endswith("_blocks") and name.removesuffix("_blocks") + "_scales" not in names:
-            fault("scale-missing", f"{name} holds packed codes and has no scales beside it", name)
-        elif spec.dtype == "U8" and name.endswith("_scales") and name.removesuffix("_scales") + "_blocks" not in names:
-            fault("scale-orphan", f"{name}: no packed codes beside it", name)
+        for codes, scales in _PAIRS.items():
+            if name.endswith(codes) and name.removesuffix(codes) + scales not in names and spec.dtype not in _PLAIN:
+                fault("scale-missing", f"{name} holds packed codes and has no {scales.lstrip('._')} beside it", name)
+            if name.endswith(scales) and scales != ".weight_scale" and name.removesuffix(scales) + codes not in names:
+                fault("scale-orphan", f"{name}: no packed codes beside it", name)
         ending = next((e for e in (".weight_scale_inv", ".weight_scale") if name.endswith(e)), None)
         if ending is not None:
             stem = name.removesuffix(ending)
@@ -133,7 +136,8 @@ def _check_modules(
                 f"{len(stems)} modules are stored as {dtype} and {path} covers them; the first is {stems[0]} "
                 f"{list(side.inventory[stems[0] + '.weight'].shape)}; add to {path}.{key}: {entry}"
             )
-            fault(code, text, stems[0] + ".weight", count=len(stems), mtp=code == "quant-mtp-plain" or None)
+            mtp_or_none = code == "quant-mtp-plain" or None
+            fault(code, text, stems[0] + ".weight", count=len(stems), modules=stems, mtp=mtp_or_none)
 
 
 def _suggest(stems: list[str], mtp: MtpLayers | None) -> str:

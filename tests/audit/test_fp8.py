@@ -20,7 +20,7 @@ from mtpconvert.audit.api import audit
 from mtpconvert.audit.dequantise import Codes, fp8_words
 from mtpconvert.audit.report_model import Report
 from tests.support.command_line import Run, run
-from tests.support.faults_fp8 import BETWEEN, Fault, Sides, plain, same_values, scale
+from tests.support.faults_fp8 import BETWEEN, Fault, S, Sides, plain, same_values, scale
 from tests.support.scratch import memory, scratch
 from tests.support.tiny import sha256_tree, write_tiny
 from tests.support.tiny_fp8 import FINITE, dequantised, pack_fp8
@@ -221,3 +221,12 @@ def test_a_training_in_bf16_from_fp8(sides: Sides, memory: Path) -> None:
     report = audit(sides.fp8, right, trained=True)
     assert codes_of(report) == {"mtp-stale"}
     assert codes_of(audit(sides.fp8, sides.megatron, trained=True)) == {"nothing-changed"}
+
+
+def test_mtp_in_bf16_under_a_scheme_that_covers_it_is_named_module_by_module(sides: Sides, memory: Path) -> None:
+    fault = Fault(BETWEEN, plain(lambda name: name.startswith("model.layers.3.")), "", None)
+    report = audit(*sides.pair(fault, memory / "right"), level="headers")
+    [found] = report.failing("error")
+    packed = [name for name in sides.tensors if name.startswith("model.layers.3.") and name + S in sides.tensors]
+    assert found.code == "quant-mtp-plain" and found.detail["mtp"]
+    assert sorted(f"{module}.weight" for module in found.detail["modules"]) == sorted(packed)

@@ -28,6 +28,12 @@ PACKED = {
     for n in (0, 1)
     for k, v in (("weight_packed", U8), ("weight_scale", FP8))
 }
+CODES, SCALES = ("U8", (1, 2, 1, 16), bytes(range(32))), ("U8", (1, 2, 1), bytes([127, 128]))
+BLOCKS = {
+    f"model.layers.{n}.mlp.experts.down_proj_{part}": value
+    for n in (0, 1)
+    for part, value in (("blocks", CODES), ("scales", SCALES))
+}
 MTP = {f"mtp.{name}.weight": BF16 for name in ("fc", "layers.0.mlp.up_proj", "layers.0.mlp.down_proj")}
 GATE = {"model.layers.1.mlp.gate.weight": BF16, "model.embed_tokens.weight": BF16, "lm_head.weight": BF16}
 
@@ -64,7 +70,18 @@ def found(root: Path) -> dict[str, str]:
         (PACKED | GATE, {"quant_method": "x", "ignore": ["model.layers.0.self_attn.o_proj"]}, "quant-excluded-packed", "layers.0.self_attn.o_proj"),
         (FP8_TRUNK | {"model.layers.1.new.weight": FP8}, {"quant_method": "fp8"}, "scale-missing", "model.layers.1.new.weight"),
         (FP8_TRUNK | {"model.layers.1.new.weight": BF16, "model.layers.1.new.weight_scale_inv": SCALE}, {"quant_method": "fp8", "ignore": ["model.layers.1.new"]}, "scale-orphan", "model.layers.1.new.weight_scale_inv"),
-        (PACKED | {"model.layers.1.block_sparse_moe.gate.weight_packed": U8}, {"quant_method": "x"}, "router-quantised", "block_sparse_moe.gate"),
+        (PACKED | {"model.layers.1.block_sparse_moe.gate.weight_packed": U8, "model.layers.1.block_sparse_moe.gate.weight_scale": FP8}, {"quant_method": "x"}, "router-quantised", "block_sparse_moe.gate"),
+        # DeepSeek-V3.2 keeps these plain and says so nowhere; a pattern names parents, as in gpt-oss
+        (FP8_TRUNK | GATE | {"model.layers.0.self_attn.indexer.weights_proj.weight": BF16, "mtp.0.eh_proj.weight": BF16}, {"quant_method": "fp8"}, None, ""),
+        (BLOCKS | GATE | {"model.layers.0.self_attn.q_proj.weight": BF16}, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, None, ""),
+        (BLOCKS | GATE | {"model.layers.0.self_attn.q_proj.weight": BF16}, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.mlp.router"]}, "quant-plain", '"model.layers.0.self_attn.q_proj"'),
+        (BLOCKS | {"model.layers.1.mlp.experts.up_proj_blocks": CODES}, {"quant_method": "mxfp4"}, "scale-missing", "up_proj_blocks"),
+        (BLOCKS | {"model.layers.1.mlp.experts.up_proj_scales": SCALES}, {"quant_method": "mxfp4"}, "scale-orphan", "up_proj_scales"),
+        (FP8_TRUNK | {"mtp.0.eh_proj.weight": FP8, "mtp.0.eh_proj.weight_scale_inv": SCALE}, {"quant_method": "fp8"}, "quant-never-packed", "F8_E4M3"),
+        (FP8_TRUNK | {"model.layers.0.input_layernorm.weight": FP8, "model.layers.0.input_layernorm.weight_scale_inv": SCALE}, {"quant_method": "fp8"}, "quant-never-packed", "input_layernorm"),
+        (FP8_TRUNK | {"model.layers.0.mlp.experts.gate_up_proj": FP8, "model.layers.0.mlp.experts.gate_up_proj_scale_inv": SCALE}, {"quant_method": "fp8"}, None, ""),
+        (FP8_TRUNK | {"model.layers.0.mlp.experts.gate_up_proj": FP8}, {"quant_method": "fp8"}, "scale-missing", "gate_up_proj"),
+        (FP8_TRUNK | MTP | GATE, {"quant_method": "fp8"}, "quant-mtp-plain", "add to quantization_config.modules_to_not_convert"),
     ],
 )  # fmt: skip
 def test_scheme_against_storage(
