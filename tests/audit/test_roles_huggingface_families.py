@@ -94,3 +94,32 @@ def test_minimax_declares_modules_that_nobody_published() -> None:
     found = placements(config | {"num_mtp_modules": 3, "use_mtp": True}, inventory(tensors))
     assert not any(p.role.is_mtp for p in found)
     check_exact_cover(found, inventory(tensors))
+
+
+# architecture, config keys of a release, tensors of its first MTP layer without the copies of embedding and head:
+# knowledge/families.md, section 6; 791, 785 and 19 were reported for the files, the others follow from their name lists
+RELEASES: list[tuple[str, dict[str, Any], int]] = [
+    ("DeepseekV3", {}, 788 - 2),
+    ("DeepseekV32", {"num_nextn_predict_layers": 1}, 788 - 2 + 5),
+    ("Glm4Moe", {"n_routed_experts": 160, "attention_bias": True, "use_qk_norm": True}, 502 - 2),
+    ("Glm4Moe", {"attention_bias": True}, 404 - 2),
+    ("Glm4MoeLite", {"num_nextn_predict_layers": 1}, 212 - 2),
+    ("GlmMoeDsa", {"num_nextn_predict_layers": 1}, 791),
+    ("Qwen3Next", {"num_nextn_predict_layers": 1}, 1553),
+    ("Qwen3_5", {"mtp_num_hidden_layers": 1}, 15),
+    ("Qwen3_5Moe", {"mtp_num_hidden_layers": 1}, 785),
+    ("ExaoneMoe", {"num_nextn_predict_layers": 1, "head_dim": 128}, 15),
+    ("MiMo", {"num_nextn_predict_layers": 1}, 16),
+]
+
+
+@pytest.mark.parametrize(("family", "keys", "tensors"), RELEASES)
+def test_mtp_layers_have_as_many_tensors_as_published_ones(family: str, keys: dict[str, Any], tensors: int) -> None:
+    config = {"architectures": [f"{family}ForCausalLM"], "num_hidden_layers": 1, "first_k_dense_replace": 1} | keys
+    assert len({p.block.tensor for p in placements(config, {}) if p.role.is_mtp}) == tensors
+
+
+def test_qwen3_6_has_19_mtp_tensors() -> None:
+    config = {"architectures": ["Qwen3_5MoeForCausalLM"], "num_hidden_layers": 1, "mtp_num_hidden_layers": 1}
+    stacked = {"mtp.layers.0.mlp.experts.gate_up_proj": torch.zeros(1)}
+    assert len({p.block.tensor for p in placements(config, inventory(stacked)) if p.role.is_mtp}) == 19

@@ -134,13 +134,16 @@ def test_experts_and_router(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     correction = [mlp.e_score_correction_bias] if case in ("hy", "minimax") else []
     logits, _, chosen = mlp.gate(x, *correction)
     assert close(logits, x @ role("router").T)
-    if probe.has("router.correction"):
+    sigmoid = "deepseek", "glm lite", "hy", "exaone", "minimax", "mimo v2", "deepseek v3.2", "glm 5"
+    assert probe.has("router.correction") == (case in sigmoid)
+    if case in sigmoid:
         bias = role("router.correction")
         assert close(bias, mlp.e_score_correction_bias if correction else mlp.gate.e_score_correction_bias)
         assert [set(row) for row in chosen.tolist()] == [
             set(row) for row in (logits.sigmoid() + bias).topk(2).indices.tolist()
         ]
-    if probe.has("shared.mix"):
+    assert probe.has("shared.mix") == (shared == "shared_expert")
+    if shared == "shared_expert":
         routed = mlp(x[None])[0] - mlp.experts(x, chosen, mlp.gate(x)[1])
         assert close(routed, torch.sigmoid(x @ role("shared.mix"))[:, None] * made)
 
