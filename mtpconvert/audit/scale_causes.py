@@ -51,6 +51,8 @@ def scale_cause(bench: Bench, one: Operand, two: Operand) -> str | None:
                 _explains(other, rest) for rest in _differing(bench, decoder, one, two, spec.shape)
             ):
                 return cause
+        if coded is two and all(_nearest(values, rest) for rest in _differing(bench, decoder, one, two, spec.shape)):
+            return "rounded to F8_E4M3, each to the nearest number under its scale"
     under = {int(at) for rest in _differing(bench, decoder, one, two, spec.shape) for at in np.unique(rest.scales)}
     if len(under) == 1 and prod(spec.shape) > 1 and len(first.codes) > 1:
         return _one_scale(bench, decoder, one, two, words, spec.dtype, packed, under.pop())
@@ -82,6 +84,20 @@ def _explains(scales: Any, differing: _Differing) -> bool:
     with np.errstate(all="ignore"):
         values = np.take(e4m3_values(), differing.codes) * np.take(scales.reshape(-1), differing.scales)
     return bool((rounded(values) == differing.plain).all())
+
+
+def _nearest(scales: Any, differing: _Differing) -> bool:
+    """Whether each code is the nearest to its plain number under its scale (ties: either; too large: the last)."""
+    import numpy as np
+
+    grid = np.unique(np.abs(e4m3_values()[:0x7F])).astype(np.float64)
+    with np.errstate(all="ignore"):
+        exact = widen(differing.plain, "BF16") / np.take(scales.reshape(-1), differing.scales)
+    found = np.take(e4m3_values(), differing.codes).astype(np.float64)
+    size = np.abs(exact)
+    above = np.searchsorted(grid, size).clip(1, len(grid) - 1)
+    best = np.minimum(np.abs(size - grid[above - 1]), np.abs(size - grid[above]))
+    return bool((np.abs(exact - found) <= best + 2.0**-20 * size).all())
 
 
 def _other_scales(decoder: Decoder, coded: Operand, values: Any) -> Iterator[tuple[str, Any]]:

@@ -230,3 +230,30 @@ def test_mtp_in_bf16_under_a_scheme_that_covers_it_is_named_module_by_module(sid
     packed = [name for name in sides.tensors if name.startswith("model.layers.3.") and name + S in sides.tensors]
     assert found.code == "quant-mtp-plain" and found.detail["mtp"]
     assert sorted(f"{module}.weight" for module in found.detail["modules"]) == sorted(packed)
+
+
+def test_plain_numbers_quantised_are_narrowed(memory: Path) -> None:
+    """bf16 rounded by torch to the nearest code under amax / 448; one code moved by one is no rounding any more."""
+    plain_weight = torch.randn(300, 200, generator=torch.Generator().manual_seed(4)).bfloat16()
+    scales = torch.zeros(3, 2)
+    codes = torch.zeros(300, 200, dtype=torch.float8_e4m3fn)
+    for row in range(3):
+        for column in range(2):
+            at = (slice(128 * row, 128 * row + 128), slice(128 * column, 128 * column + 128))
+            scales[row, column] = plain_weight[at].abs().max().float() / 448
+            codes[at] = (plain_weight[at].float() / scales[row, column]).to(torch.float8_e4m3fn)
+    moved = codes.view(torch.uint8).clone()
+    moved[100, 100] += 1
+    scheme = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    for name, tensors, config in (
+        ("bf16", {"x.weight": plain_weight}, {}),
+        ("fp8", {"x.weight": codes, "x.weight_scale_inv": scales}, scheme),
+        ("moved", {"x.weight": moved.view(torch.float8_e4m3fn), "x.weight_scale_inv": scales}, scheme),
+    ):
+        (memory / name).mkdir()
+        save_file(tensors, memory / name / "model.safetensors")
+        (memory / name / "config.json").write_text(json.dumps(config))
+    [found] = audit(memory / "bf16", memory / "fp8").failing("error")
+    assert found.code == "narrowed" and found.detail["cause"].startswith("rounded to F8_E4M3")
+    [found] = audit(memory / "bf16", memory / "moved").failing("error")
+    assert found.code == "bytes-differ" and found.detail.get("cause") is None
