@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from mtpconvert import audit
+from mtpconvert.audit.findings import Severity
 from mtpconvert.errors import NotRepresentableError
 from mtpconvert.mapping.catalogue import file_of, load, sample_configs
 from mtpconvert.mapping.dims import Scope
@@ -65,6 +67,15 @@ def test_there_and_back(name: str, folders: dict[str, Path]) -> None:
     for spec in CASES[name].specs:
         to_hf(folder / spec, folder / f"back {spec}")
         assert sha256_tree(folder / f"back {spec}") == sha256_tree(folder / "hf")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_auditor_finds_every_byte_where_its_own_roles_say(name: str, folders: dict[str, Path]) -> None:
+    """It shares no code and no mapping with the conversion. What it says of arguments is tested in tests/audit."""
+    for spec in CASES[name].specs:
+        report = audit(folders[name] / "hf", folders[name] / spec)
+        errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+        assert [finding.message for finding in errors if not finding.code.startswith("argument-")] == []
 
 
 @pytest.mark.parametrize(("name", "spec"), [(name, spec) for name, case in CASES.items() for spec in case.specs])
