@@ -1,4 +1,4 @@
-"""Families that transformers has no class for: MiMo-7B and Ling/Ring 2.0, by what their published modelling code says.
+"""Families that transformers has no class for: MiMo-7B, Ling/Ring 2.0, openPangu, by their published modelling code.
 
 The reference modules are written here from the definitions in ``modeling_mimo.py`` (``MiMoMTPLayers.forward``) and
 ``modeling_bailing_moe_v2.py`` (``BailingMoeV2Attention``, ``BailingMoeV2MTPLayer``), out of transformers' Qwen2 parts.
@@ -144,3 +144,30 @@ def test_queries_keys_and_values_of_ling() -> None:
         assert same(torch.einsum("hdc,bsc->bshd", weight, x) + bias, real)
     joined = tensors["model.layers.2.eh_proj.weight"]  # reads [enorm(embedding), hnorm(hidden)]
     assert same(role_tensor(tensors, placed, "mtp.0", "mtp.proj.embedding"), joined[:, :HIDDEN])
+
+
+PANGU = {
+    "architectures": ["PanguUltraMoEForCausalLM"], "vocab_size": 23, "hidden_size": 16, "intermediate_size": 11,
+    "moe_intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 3, "num_shared_experts": 2,
+    "num_routed_experts": 4, "attention_kv_lora_dim": 7, "attention_q_lora_dim": 9, "attention_qk_rope_dim": 4,
+    "attention_v_dim": 5, "attention_qk_dim": 6, "num_dense_layers": 1, "num_mtp_layers": 1, "sandwich_norm": True,
+}  # fmt: skip
+
+
+def test_pangu_is_deepseek_with_a_norm_around_each_part() -> None:
+    """``OpenPanguDecoderLayer.forward`` under ``sandwich_norm``; no ``e_score_correction_bias`` in ``MoEGate``."""
+    config, deepseek = saved("deepseek, rotary halves")  # the same sizes, and rotary as openPangu has it
+    tensors = {k: v for k, v in deepseek.items() if not k.endswith("e_score_correction_bias")}
+    for n in range(3):
+        tensors |= {f"model.layers.{n}.{name}_mlp_layernorm.weight": torch.zeros(16) for name in ("pre", "post")}
+    found = placements(PANGU, inventory(tensors))
+    check_exact_cover(found, inventory(tensors))
+    roles = {p.block.tensor: p.role.name for p in found}
+    named = ("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
+    assert [roles[f"model.layers.2.{name}.weight"] for name in named] == [
+        "attn.input_norm", "attn.output_norm", "mlp.norm", "mlp.output_norm",
+    ]  # fmt: skip
+    inside = [p for p in placements(config, inventory(deepseek)) if "proj" in p.block.tensor]
+    assert inside == [p for p in found if "proj" in p.block.tensor]
+    later = {k: v for k, v in config.items() if k != "architectures"} | {"architectures": PANGU["architectures"]}
+    assert placements(later, inventory(tensors)) == found

@@ -207,3 +207,13 @@ MIMO_V2_FLASH: Defaults = {
     "layer_types": None, "hybrid_layer_pattern": None, "mlp_layer_types": None, "moe_layer_freq": None,
     "moe_intermediate_size": 2048, "n_routed_experts": 256,
 }  # fmt: skip
+
+# PanguUltraMoEConfig of openPangu-Ultra-MoE-718B (configuration_openpangu_moe.py) has no defaults: files say all
+PANGU_ULTRA_MOE: Defaults = {
+    **dict.fromkeys(
+        ("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
+         "num_attention_heads", "n_shared_experts", "n_routed_experts", "kv_lora_rank", "q_lora_rank",
+         "qk_rope_head_dim", "v_head_dim", "qk_nope_head_dim", "first_k_dense_replace")
+    ),
+    **_SHARED, "attention_bias": False, "router_enable_expert_bias": False,
+}  # fmt: skip

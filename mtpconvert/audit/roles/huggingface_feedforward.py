@@ -63,12 +63,14 @@ def experts(
     units: str = "moe_intermediate_size",
     shared_count: str | None = None,
     shared_units: str | None = None,
+    corrected: bool | str = True,
 ) -> Module:
     """Router, routed experts, and the shared experts joined into one MLP.
 
     ``count`` and ``units``: config keys of the number of experts and of the width of each. The shared experts are
-    ``shared_count`` times as wide as a routed one (null or 0: none), or ``shared_units`` wide. Experts are taken as
-    stacked only where the stacked tensor is on disk.
+    ``shared_count`` times as wide as a routed one (null or 0: none), or ``shared_units`` wide. ``corrected``: whether
+    there is the correction that ``names`` may name. Experts are taken as stacked only where the stacked tensor is on
+    disk.
     """
 
     def place(site: Site) -> Iterator[Placement]:
@@ -79,7 +81,7 @@ def experts(
             return site.either(*(module + tensor for module in names.modules for tensor in tensors))
 
         yield site.whole(spelt(names.router), "router", ((number,), (hidden,)))
-        if names.correction:
+        if names.correction and settings.on(corrected):
             yield site.whole(spelt(names.correction), "router.correction", ((number,),))
         stacked = [module for module in names.modules if site.has(f"{module}experts.gate_up_proj")]
         if stacked:

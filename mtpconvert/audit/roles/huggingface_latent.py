@@ -13,6 +13,7 @@ from mtpconvert.audit.roles.huggingface_family import (
     DEEPSEEK_NAMES,
     PLAIN_MLP,
     Family,
+    LayerNorms,
     after_dense,
     after_dense_at_frequency,
     always,
@@ -26,6 +27,21 @@ _DEEPSEEK_V2_EXPERTS = experts(
     replace(DEEPSEEK_NAMES, correction=()), count="n_routed_experts", shared_count="n_shared_experts"
 )
 
+_PANGU_EXPERTS = experts(
+    DEEPSEEK_NAMES, count="n_routed_experts", shared_count="n_shared_experts", corrected="router_enable_expert_bias"
+)
+# what the first release's config calls what vLLM openpangu.py reads under DeepSeek's keys
+_PANGU_ALIASES = {
+    "kv_lora_rank": "attention_kv_lora_dim",
+    "q_lora_rank": "attention_q_lora_dim",
+    "qk_nope_head_dim": "attention_qk_dim",
+    "qk_rope_head_dim": "attention_qk_rope_dim",
+    "v_head_dim": "attention_v_dim",
+    "n_routed_experts": "num_routed_experts",
+    "n_shared_experts": "num_shared_experts",
+    "first_k_dense_replace": "num_dense_layers",
+    "num_nextn_predict_layers": "num_mtp_layers",
+}
 _GLM_INDEXED = indexed(interleaved=True)
 _LATENT_PAIRS = latent(interleaved=True)
 
@@ -76,6 +92,22 @@ LATENT: dict[str, Family] = {
         mtp_attention=always(_GLM_INDEXED),
         mtp_feed_forward=always(DEEPSEEK_EXPERTS),
         aliases={"n_routed_experts": "num_local_experts"},
+        float32=DEEPSEEK_FLOAT32,
+    ),
+    # modeling_openpangu_moe.py of openPangu-Ultra-MoE-718B: attention and experts as DeepSeek-V3's but for rotary in
+    # halves and no correction (vLLM openpangu.py: router_enable_expert_bias of later files); a norm around each part.
+    # MTP layers as vLLM openpangu_mtp.py reads them
+    "PanguUltraMoEForCausalLM": Family(
+        defaults=defaults.PANGU_ULTRA_MOE,
+        attention=always(latent(interleaved=False)),
+        feed_forward=after_dense(_PANGU_EXPERTS),
+        mtp_feed_forward=always(_PANGU_EXPERTS),
+        norms=LayerNorms(
+            after_attention="post_attention_layernorm.weight",
+            before_mlp="pre_mlp_layernorm.weight",
+            after_mlp="post_mlp_layernorm.weight",
+        ),
+        aliases=_PANGU_ALIASES,
         float32=DEEPSEEK_FLOAT32,
     ),
 }
