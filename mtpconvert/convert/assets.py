@@ -19,6 +19,7 @@ from mtpconvert.stores.detect import HEADERS
 OWN = HEADERS.partition("/")[0]
 ASIDE = f"{OWN}/aside"
 SCALES = f"{OWN}/scales"  # of block-scaled FP8 weights
+ORIGINALS = f"{OWN}/originals"  # of tensors that a row's codec does not give back
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ckpt", ".npz",
     ".distcp",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtpconvert.convert.assets import ASIDE, SCALES
+from mtpconvert.convert.assets import ASIDE, ORIGINALS, SCALES
 from mtpconvert.errors import CheckpointError, ConfigError, UsageError
 from mtpconvert.stores.detect import ASSETS, HEADERS, detect
 from mtpconvert.stores.safetensors.layout import SafetensorsLayout
@@ -18,13 +18,14 @@ WANTED = "the HF directory, or the hf2mcore output, that training started from"
 class Reference:
     """Where the HF side's shape comes from. ``folder``: its side files. ``layout``: None without weights.
 
-    ``asides``, ``scales``: readers of the tensors that Megatron has no place for.
+    ``asides``, ``scales``, ``originals``: readers of the tensors that Megatron has no place for.
     """
 
     folder: Path
     layout: SafetensorsLayout | None
     asides: SafetensorsReader | None
     scales: SafetensorsReader | None
+    originals: SafetensorsReader | None
 
 
 def find_reference(given: Path | None, assets: Path | None, source: Path) -> Reference:
@@ -38,16 +39,16 @@ def find_reference(given: Path | None, assets: Path | None, source: Path) -> Ref
     if not (folder / "config.json").is_file():
         raise ConfigError("there is no config.json in the reference", where=str(folder), next_step=f"give {WANTED}")
     if (folder / HEADERS).is_dir():
-        asides, scales = (
-            SafetensorsReader(folder / own) if (folder / own).is_dir() else None for own in (ASIDE, SCALES)
-        )
-        return Reference(folder, load_layout(folder / HEADERS), asides, scales)
+        kept = [
+            SafetensorsReader(folder / own) if (folder / own).is_dir() else None for own in (ASIDE, SCALES, ORIGINALS)
+        ]
+        return Reference(folder, load_layout(folder / HEADERS), *kept)
     names = [entry.name for entry in folder.iterdir()]
     if any(".safetensors" in name for name in names):
         detect(folder)  # refuses pointer files, missing config and the like by name
         reader = SafetensorsReader(folder)
-        return Reference(folder, reader.layout, reader, reader)
-    return Reference(folder, None, None, None)
+        return Reference(folder, reader.layout, reader, reader, reader)
+    return Reference(folder, None, None, None, None)
 
 
 def _given_reference(given: Path) -> Path:

@@ -18,6 +18,7 @@ from mtpconvert.convert.copies import compare_copies
 from mtpconvert.convert.encoding_writer import EncodingWriter
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import windows
+from mtpconvert.convert.row_codecs import ComputedReader, ComputingWriter
 from mtpconvert.convert.stacked import is_stacked
 from mtpconvert.convert.to_mcore import HfSource, ToMcore, open_source
 from mtpconvert.errors import CheckpointError
@@ -94,6 +95,7 @@ def _part(plan: Plan, members: set[str]) -> Plan:
         fills=[fill for fill in plan.fills if fill.mcore.tensor in members],
         copies=[],
         hf={name: spec for name, spec in plan.hf.items() if name in names},
+        codecs={name: codec for name, codec in plan.codecs.items() if name in names},
         mcore={name: spec for name, spec in plan.mcore.items() if name in members},
     )
 
@@ -110,12 +112,13 @@ def _there_and_back(part: Plan, opened: HfSource, folder: Path, group: str) -> S
     )
     with closing(writer):
         writer.create()
-        execute(part, opened.reader, writer, lambda _count, _name: None)
+        execute(part, ComputedReader(opened.reader, part.codecs), writer, lambda _count, _name: None)
         writer.commit()
     packing = opened.packing.only(part.hf if opened.packing.kind == "fp8_block" else ())
     specs = {name: spec for name, spec in part.hf.items() if name not in packing.tensors} | packing.stored(part.hf)
     plain = SafetensorsWriter(folder / "hf", plan_layout(list(specs.values()), 1 << 62))
-    back = EncodingWriter(plain, packing, opened.files) if packing.tensors else plain
+    encoding = EncodingWriter(plain, packing, opened.files) if packing.tensors else plain
+    back = ComputingWriter(encoding, part.codecs, part.hf, opened.files)
     back.create()
     with closing(TorchDistReader(there)) as stored:
         execute(replace(part, direction="mcore2hf"), stored, back, lambda _count, _name: None)

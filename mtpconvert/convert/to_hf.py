@@ -18,6 +18,7 @@ from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.reference import Reference, find_reference
 from mtpconvert.convert.repacking import packing_to_write
 from mtpconvert.convert.result import Callbacks, Conversion
+from mtpconvert.convert.row_codecs import ComputingWriter
 from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, ConfigError, UsageError
 from mtpconvert.garbage import no_gc
@@ -127,11 +128,13 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
         if packing.tensors:
             assert opened.reference.scales is not None  # _check_encodable
             writer = EncodingWriter(files, packing, opened.reference.scales)
-        writer.create()
-        moved = execute(plan, reader, writer, callbacks.start(sum(spec.nbytes for spec in plan.hf.values())))
+        computing = ComputingWriter(writer, plan.codecs, plan.hf, opened.reference.originals)
+        computing.create()
+        moved = execute(plan, reader, computing, callbacks.start(sum(spec.nbytes for spec in plan.hf.values())))
         if opened.reference.asides is not None:
             copy_tensors(opened.reference.asides, files, plan.asides)
-        writer.commit()
+        computing.commit()
+        notes += computing.restored.notes()
         if isinstance(writer, EncodingWriter):
             notes += writer.requantised.notes()
         copy_side_files(folder, staging.path, side_files)

@@ -12,6 +12,7 @@ from mtpconvert import __version__
 from mtpconvert.convert.arguments import Facts, Plain, launch_flags, megatron_arguments, moe_layers, without_flag
 from mtpconvert.convert.assets import (
     ASIDE,
+    ORIGINALS,
     OWN,
     SCALES,
     checked_side_files,
@@ -30,6 +31,7 @@ from mtpconvert.convert.notes import drop_notes
 from mtpconvert.convert.packings import Packing, packing_of
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks, Conversion
+from mtpconvert.convert.row_codecs import ComputedReader
 from mtpconvert.convert.stacked import is_stacked
 from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, UsageError
@@ -152,6 +154,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
     plan, reader, files = opened.plan, opened.reader, opened.files
     if isinstance(reader, DecodedReader):
         reader.check_scales()
+    computed = ComputedReader(reader, plan.codecs)
     arguments = _arguments(opened, options)
     changes = _config_changes(plan, options)
     side_files = checked_side_files(source)
@@ -161,6 +164,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         *drop_notes(plan),
         *left_out_notes(source),
         *without_flag(arguments),
+        *computed.notes(),
     ]
     boxes = chunk_boxes(plan)
     needed = plan.nbytes + _fill_bytes(plan) + _RECORD_OVERHEAD * sum(map(len, boxes.values())) + _aside_bytes(plan)
@@ -182,9 +186,10 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         )
         with closing(writer):
             writer.create()
-            moved = execute(plan, reader, writer, callbacks.start(plan.nbytes))
+            moved = execute(plan, computed, writer, callbacks.start(plan.nbytes))
             writer.commit()
-        _write_assets(opened, side_files, staging.path / ASSETS, changes)
+        originals = {name: plan.hf[name] for name in computed.lost}
+        _write_assets(opened, side_files, staging.path / ASSETS, changes, originals)
         tracker = "release" if options.iteration == "release" else str(options.iteration_number)
         (staging.path / TRACKER).write_text(tracker, encoding="utf-8")
         sync_tree(staging.path / ASSETS)
@@ -231,7 +236,9 @@ def _aside_bytes(plan: Plan) -> int:
     return sum(plan.hf[name].nbytes for name in plan.asides)
 
 
-def _write_assets(opened: HfSource, side_files: list[Path], assets: Path, changes: dict[str, Any]) -> None:
+def _write_assets(
+    opened: HfSource, side_files: list[Path], assets: Path, changes: dict[str, Any], originals: Inventory
+) -> None:
     """Side files, the layout of the shards, and the tensors that Megatron has no place for."""
     plan, files, scales = opened.plan, opened.files, opened.scales()
     assets.mkdir()
@@ -244,7 +251,8 @@ def _write_assets(opened: HfSource, side_files: list[Path], assets: Path, change
     save_headers(layout, assets / HEADERS)
     if layout.index is not None:
         (assets / layout.index.name).write_bytes(layout.index.raw)
-    for folder, kept in ((ASIDE, {name: plan.hf[name] for name in plan.asides}), (SCALES, scales)):
+    asides = {name: plan.hf[name] for name in plan.asides}
+    for folder, kept in ((ASIDE, asides), (SCALES, scales), (ORIGINALS, originals)):
         if kept:
             writer = SafetensorsWriter(assets / folder, plan_layout(list(kept.values()), 1 << 40))
             writer.create()

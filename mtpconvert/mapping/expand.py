@@ -43,6 +43,7 @@ class Expansion:
     mcore: dict[str, Expected] = field(default_factory=dict)
     aliases: dict[str, tuple[Expected, Copy]] = field(default_factory=dict)
     asides: dict[str, tuple[Expected, str]] = field(default_factory=dict)
+    codecs: dict[str, str] = field(default_factory=dict)  # HF tensor -> the codec of its row
     variants: dict[str, str] = field(default_factory=dict)  # "variant @ prefix" -> the group that applies
     more_rows: dict[str, list[str]] = field(default_factory=dict)  # tensor -> rows that name it after the first one
 
@@ -131,6 +132,8 @@ def _resolve_aliases(result: Expansion) -> None:
 def _instantiate(entry: _Compiled, hf: str, mcore: str, mtp: int | None, padded_vocab: int, result: Expansion) -> None:
     row = entry.row
     names = [hf + name for name in row.hf]
+    if row.codec is not None:
+        result.codecs[names[0]] = row.codec
     if entry.op is None:
         expected = Expected(names[0], entry.dims, row.dtype, row.place, mtp)
         if names[0] in result.aliases or names[0] in result.asides:

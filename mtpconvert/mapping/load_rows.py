@@ -21,7 +21,8 @@ from mtpconvert.mapping.toml_values import (
     texts_of,
 )
 
-_ROW_KEYS = {"op", "hf", "mcore", "source", "dims", "of", "experts", "when", "unless", "dtype", "reason"}
+_ROW_KEYS = {"op", "hf", "mcore", "source", "dims", "of", "experts", "when", "unless", "dtype", "reason", "codec"}
+CODECS = ("minus_one",)  # mtpconvert/codecs: what Megatron keeps is computed, and its way back checked
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Keys that belong to rows of some ops only, and that these rows need.
 _OWN_KEYS: dict[str, tuple[str, ...]] = {
@@ -74,18 +75,22 @@ def _row(file: Path, group: str, number: int, entry: Mapping[str, Any]) -> Row:
             fail(file, place, f"expert_stack needs of = one of {', '.join(OPS_OF_EXPERTS)}, not '{inner}'")
         expression(file, place, entry["experts"])
     hf, mcore = _names(file, place, entry, "hf"), _names(file, place, entry, "mcore")
-    wanted = ARITY[inner]
-    if (len(hf), len(mcore)) != wanted:
-        what = f"'{inner}' relates {wanted[0]} HF to {wanted[1]} Megatron names, not {len(hf)} to {len(mcore)}"
-        fail(file, place, what)
+    sources, targets = ARITY[inner]
+    if len(hf) != sources or (len(mcore) < 2 if targets is None else len(mcore) != targets):
+        several = "several" if targets is None else targets
+        fail(file, place, f"'{inner}' relates {sources} HF to {several} Megatron names, not {len(hf)} to {len(mcore)}")
     _check_braces(file, place, op, hf, mcore)
     if op == "aside" and not text(file, place, entry, "reason"):
         fail(file, place, "an aside row needs a reason")
     dtype = optional_text(file, place, entry, "dtype")
     if dtype is not None and dtype not in _DTYPES:
         fail(file, place, f"unknown dtype '{dtype}'; known: {', '.join(_DTYPES)}")
+    codec = optional_text(file, place, entry, "codec")
+    if codec is not None and (codec not in CODECS or op != "rename"):
+        fail(file, place, f"codec is for rename rows and one of {', '.join(CODECS)}, not '{codec}' for '{op}'")
     dims = texts_of(entry.get("dims", []), file, f"{place}, dims")
     least, most = DIMS.get(inner, (0, None))
+    least = 1 + len(mcore) if inner == "rows_split" else least
     if len(dims) < least or (most is not None and len(dims) > most):
         fail(file, place, f"'{inner}' needs {least if least == most else f'at least {least}'} dims, not {len(dims)}")
     for one in dims:
@@ -95,7 +100,7 @@ def _row(file: Path, group: str, number: int, entry: Mapping[str, Any]) -> Row:
         source=optional_text(file, place, entry, "source"), of=optional_text(file, place, entry, "of"),
         experts=entry.get("experts"), when=optional_text(file, place, entry, "when"),
         unless=optional_text(file, place, entry, "unless"), dtype=None if dtype is None else _DTYPES[dtype],
-        reason=optional_text(file, place, entry, "reason"),
+        reason=optional_text(file, place, entry, "reason"), codec=codec,
     )  # fmt: skip
 
 

@@ -12,7 +12,10 @@ from mtpconvert.mapping.layers import Selector
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One relation. ``place``: "group, row n" for messages. ``dtype``: contract on both sides, safetensors spelling."""
+    """One relation. ``place``: "group, row n" for messages. ``dtype``: contract on both sides, safetensors spelling.
+
+    ``codec``: the computation that stands between the two numbers; None where they are the same bytes.
+    """
 
     op: str
     hf: tuple[str, ...]
@@ -26,6 +29,7 @@ class Row:
     unless: str | None = None
     dtype: str | None = None
     reason: str | None = None
+    codec: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,47 @@ def fused_qkv_interleave(hf: Sequence[str], mcore: Sequence[str], dims: Shape, p
         yield tile(groups * (queries + part), groups, queries + part, (0, groups), 1)
 
 
+def gated_qkv_interleave(hf: Sequence[str], mcore: Sequence[str], dims: Shape, padded_vocab: int) -> Iterator[Piece]:
+    """``qkv_interleave`` with an output gate: q ``[G Q 2 D, ...]`` has each head's query, then its gate; rows run per
+    group: its Q queries, its Q gates, its key, its value.
+
+    Layout: transformers modeling_qwen3_next.py:Qwen3NextAttention.forward (chunk);
+    megatron/core/transformer/attention.py:SelfAttention.get_query_key_value_tensors (output_gate).
+    """
+    groups, queries, head, *rest = dims
+    tail = _full((head, *rest))
+    shape, grid = (groups * (2 * queries + 2) * head, *rest), (groups, 2 * queries + 2, head, *rest)
+    for half in (0, 1):
+        box = ((0, groups), (0, queries), (half, half + 1), *tail)
+        yield Tile(
+            Block(hf[0], (groups * queries * 2 * head, *rest), (groups, queries, 2, head, *rest), box),
+            Block(mcore[0], shape, grid, ((0, groups), (half * queries, (half + 1) * queries), *tail)),
+        )
+    for part in (0, 1):
+        at = 2 * queries + part
+        source = Block(hf[1 + part], (groups * head, *rest), (groups, 1, head, *rest), ((0, groups), (0, 1), *tail))
+        yield Tile(source, Block(mcore[0], shape, grid, ((0, groups), (at, at + 1), *tail)))
+
+
+def rows_split(hf: Sequence[str], mcore: Sequence[str], dims: Shape, padded_vocab: int) -> Iterator[Piece]:
+    """Rows that run per group, a stretch for each of the Megatron tensors: ``[G (P1 + P2 + ...), ...]`` against
+    ``[G P1, ...]``, ``[G P2, ...]``...
+
+    ``dims``: G, a stretch's rows for each name, the rest. Layout: transformers modeling_qwen3_next.py:
+    Qwen3NextGatedDeltaNet.fix_query_key_value_ordering; megatron/core/ssm/gated_delta_net.py:_split_tensor_factory.
+    """
+    groups, parts, rest = dims[0], dims[1 : 1 + len(mcore)], dims[1 + len(mcore) :]
+    total = sum(parts)
+    at = 0
+    for name, rows in zip(mcore, parts, strict=True):
+        source = Block(
+            hf[0], (groups * total, *rest), (groups, total, *rest), ((0, groups), (at, at + rows), *_full(rest))
+        )
+        target = ((0, groups), (0, rows), *_full(rest))
+        yield Tile(source, Block(name, (groups * rows, *rest), (groups, rows, *rest), target))
+        at += rows
+
+
 def gate_up_alternate(hf: Sequence[str], mcore: Sequence[str], dims: Shape, padded_vocab: int) -> Iterator[Piece]:
     """``[E, ..., 2 F]`` whose last axis takes gate and up in turns, against ``[E, 2 F, ...]`` with all of gate first.
 
@@ -147,6 +188,8 @@ OPS: dict[str, Op] = {
     "gate_up_concat": gate_up_concat,
     "qkv_interleave": qkv_interleave,
     "fused_qkv_interleave": fused_qkv_interleave,
+    "gated_qkv_interleave": gated_qkv_interleave,
+    "rows_split": rows_split,
     "gate_up_alternate": gate_up_alternate,
     "transposed": transposed,
     "halves_swap": halves_swap,
@@ -155,12 +198,14 @@ OPS: dict[str, Op] = {
 OPS_OF_EXPERTS = ("rename", "gate_up_concat")
 ALIASES = ("tie", "copy_of")  # rows with a ``source`` instead of a Megatron tensor
 
-# How many HF names and how many Megatron names a row of each op has.
-ARITY: dict[str, tuple[int, int]] = {
+# How many HF names and how many Megatron names a row of each op has; None: two or more.
+ARITY: dict[str, tuple[int, int | None]] = {
     "rename": (1, 1),
     "gate_up_concat": (2, 1),
     "qkv_interleave": (3, 1),
     "fused_qkv_interleave": (1, 1),
+    "gated_qkv_interleave": (3, 1),
+    "rows_split": (1, None),
     "gate_up_alternate": (1, 1),
     "transposed": (1, 1),
     "halves_swap": (1, 1),
@@ -174,6 +219,8 @@ DIMS: dict[str, tuple[int, int | None]] = {
     "gate_up_concat": (1, None),
     "qkv_interleave": (3, None),
     "fused_qkv_interleave": (3, None),
+    "gated_qkv_interleave": (3, None),
+    "rows_split": (3, None),
     "gate_up_alternate": (2, None),
     "transposed": (2, None),
     "halves_swap": (2, 2),

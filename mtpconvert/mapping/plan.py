@@ -61,6 +61,7 @@ class Plan:
     proof: Proof
     defaults: dict[str, Any]
     variants: dict[str, str]
+    codecs: dict[str, str]  # HF tensor -> what is computed between the two sides; every other one moves as bytes
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -86,6 +87,7 @@ class Plan:
             "asides": self.asides,
             "dropped": [spec.name for spec in self.dropped],
             "variants": self.variants,
+            "codecs": self.codecs,
             "defaults": self.defaults,
             "notes": self.notes,
             "totals": {
@@ -240,7 +242,8 @@ def _plan(
     notes = [*([] if note is None else [note]), *default_notes(scope, mapping)]
     return Plan(
         direction, mapping.architecture, mapping.file.name, expansion.tiles, expansion.fills, copies, asides, hf, mcore,
-        dropped, MtpCount(None, None, 0, 0, 0, 0), proof, dict(scope.used_defaults), expansion.variants, notes,
+        dropped, MtpCount(None, None, 0, 0, 0, 0), proof, dict(scope.used_defaults), expansion.variants,
+        expansion.codecs, notes,
     )  # fmt: skip
 
 
