@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mtpconvert.convert import argument_dsa, argument_moe
+from mtpconvert.convert import argument_moe, argument_variants
 from mtpconvert.convert.argument_refusal import refuse
 from mtpconvert.errors import ConfigError
 from mtpconvert.mapping.dims import Scope
@@ -246,6 +246,6 @@ FUNCTIONS: dict[str, Callable[[Scope], dict[str, Any]]] = {
         sliding_window,
         windows_by_layer,
         *argument_moe.FUNCTIONS,
-        *argument_dsa.FUNCTIONS,
+        *argument_variants.FUNCTIONS,
     )
 }

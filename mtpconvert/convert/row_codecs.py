@@ -26,7 +26,7 @@ def refuse_dtypes(names: Iterable[str], inventory: Inventory) -> None:
 
 
 class ComputedReader:
-    """``inner`` with the tensors ``names`` as Megatron keeps them. ``lost``: elements that computing does not give back."""
+    """``inner`` with the tensors ``names`` as Megatron keeps them. ``lost``: elements that do not come back."""
 
     def __init__(self, inner: Reader, names: Iterable[str]) -> None:
         self.kind, self.root, self._inner = inner.kind, inner.root, inner

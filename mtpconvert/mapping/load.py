@@ -86,7 +86,9 @@ def _place(file: Path, number: int, entry: MappingOf[str, Any]) -> Place:
         for value in inside:
             expression(file, where, value)
         numbered = any("i" in re.split(r"[*+/-]", value.replace(" ", "")) for value in inside)
-        if numbered != (each is not None):
+        # Qwen's MTP has one projection and one set of norms, whatever the depth; a second layer is no bijection then.
+        shared = key == "hf" and prefix == "mtp."
+        if numbered != (each is not None) and not shared:
             what = "needs {i}, the layer's number" if each is not None else "has {i}, and no 'each' gives it a number"
             fail(file, where, f"{key} = '{prefix}' {what}")
     rows = texts_of(entry.get("rows", []), file, f"{where}, rows")

@@ -128,6 +128,14 @@ def sparse_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
     return {new + name: shape for name, shape in (layer | extras).items()}
 
 
+def qwen_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
+    """vLLM's qwen3_next_mtp.py: a layer that attends, under ``mtp.``, with one projection and three norms."""
+    hidden, last = config["hidden_size"], f"model.layers.{config['num_hidden_layers'] - 1}."
+    layer = {f"mtp.layers.{depth}." + n.removeprefix(last): s for n, s in trunk.items() if n.startswith(last)}
+    norms = ("mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight")
+    return layer | dict.fromkeys(norms, (hidden,)) | {"mtp.fc.weight": (hidden, 2 * hidden)}
+
+
 @dataclass(frozen=True)
 class Case:
     """``changes`` of the tiny config. ``trunk``: names and shapes; ``mtp``: of MTP layer ``depth``, given them.
@@ -197,6 +205,14 @@ CASES: dict[str, Case] = {
         specs=("te",),
     ),
     "GLM-5.2": Case("GlmMoeDsaForCausalLM", mtp=sparse_mtp, depths=1, unsupported=("0.16",), specs=("te",)),
+    "Qwen3-Next": Case("Qwen3NextForCausalLM", mtp=qwen_mtp, depths=1, specs=("te",)),
+    "Qwen3-Next, no count": Case(
+        "Qwen3NextForCausalLM",
+        {"num_nextn_predict_layers": ..., "layer_types": ..., "mlp_only_layers": [1]},
+        mtp=qwen_mtp,
+        depths=1,
+        specs=("te",),
+    ),
     "MiMo": Case("MiMoForCausalLM", trunk=mimo_trunk, mtp=mimo_mtp, depths=2),
     "Ling 2.0": Case("BailingMoeV2ForCausalLM", trunk=ling_trunk, mtp=appended(ling_extras), depths=1),
     "Ling 2.0 without MTP": Case(
@@ -280,6 +296,22 @@ def _sparse(c: Config) -> int:
     return _deepseek(c) + (kinds.count("full") + c["num_nextn_predict_layers"]) * indexer
 
 
+def _qwen3_next(c: Config) -> int:
+    """Query and gate in one projection; a delta net has two input projections, a convolution, three vectors."""
+    hidden, layers = c["hidden_size"], c["num_hidden_layers"]
+    heads, groups, head = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+    attention = (3 * heads + 2 * groups) * head * hidden + 2 * head
+    keys, values = (c[f"linear_num_{one}_heads"] * c[f"linear_{one}_head_dim"] for one in ("key", "value"))
+    value_heads, taps = c["linear_num_value_heads"], c["linear_conv_kernel_dim"]
+    delta = (2 * keys + 3 * values + 2 * value_heads) * hidden + (2 * keys + values) * taps
+    delta += 2 * value_heads + c["linear_value_head_dim"]
+    experts = c["num_experts"] * (3 * c["moe_intermediate_size"] * hidden + hidden)
+    rest = experts + 3 * c["shared_expert_intermediate_size"] * hidden + hidden + 2 * hidden
+    attending = layers // c["full_attention_interval"]
+    trunk = layers * rest + attending * attention + (layers - attending) * delta
+    return _ends(c) + trunk + attention + rest + 2 * hidden * hidden + 3 * hidden
+
+
 def _mimo(c: Config) -> int:
     hidden = c["hidden_size"]
     layer = _gqa(c, bias=True) + 3 * c["intermediate_size"] * hidden
@@ -318,6 +350,7 @@ ELEMENTS: dict[str, tuple[Callable[[Config], int], float]] = {
     "Glm4MoeLiteForCausalLM": (_deepseek, 30.6),
     "DeepseekV32ForCausalLM": (_sparse, 683.5),
     "GlmMoeDsaForCausalLM": (_sparse, 753.3),
+    "Qwen3NextForCausalLM": (_qwen3_next, 81.3),
     "MiMoForCausalLM": (_mimo, 7.8),
     "BailingMoeV2ForCausalLM": (_ling, 16.3),
     "HYV3ForCausalLM": (_ling, 298.8),

@@ -8,6 +8,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.support import mcore, mcore_cpu
+from tests.support.mcore_kinds import torch_delta_rule
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -105,8 +106,11 @@ def ask_and_load(directories: dict[str, list[str]]) -> dict[str, list[dict[str, 
     for spec, folders in directories.items():
         results[spec] = []
         for directory in map(Path, folders):
+            args = mcore.common_state(directory)["args"]
+            if getattr(args, "experimental_attention_variant", None) == "gated_delta_net":
+                torch_delta_rule()
             try:
-                model = mcore.model_from_args(mcore.common_state(directory)["args"], spec=spec)
+                model = mcore.model_from_args(args, spec=spec)
             except ValueError as error:  # megatron-core's word for a config that it has no modules for
                 results[spec].append({"error": str(error)})
                 continue

@@ -1,7 +1,8 @@
-"""Named functions of ``[arguments]`` tables about sparse attention (DSA): which layers have an indexer.
+"""Named functions of ``[arguments]`` tables about attention of other kinds, and which layers have which.
 
-Sources: transformers 5.24 ``configuration_glm_moe_dsa.py:GlmMoeDsaConfig.__post_init__``; megatron-core 0.19.2
-``transformer/experimental_attention_variant/dsa.py:is_dsa_skip_topk_layer``.
+Sources: transformers 5.24 ``configuration_glm_moe_dsa.py`` and ``configuration_qwen3_next.py``, ``__post_init__``;
+megatron-core 0.19.2 ``transformer/experimental_attention_variant/dsa.py:is_dsa_skip_topk_layer`` and
+``models/gpt/experimental_attention_variant_module_specs.py:get_linear_attention_pattern``.
 """
 
 from __future__ import annotations
@@ -13,11 +14,27 @@ from mtpconvert.convert.argument_refusal import refuse
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.layers import select_layers
 
-# As GlmMoeDsaForCausalLM.toml has it in [layers]; a test holds the two together.
+# As the mapping files have them in [layers]; a test holds them together.
 OWN_INDEXER = (
     'where(indexer_types == "full") else where(index_topk_pattern == "F")'
     " else every_from(index_topk_freq, index_skip_topk_offset)"
 )
+
+ATTENDING = 'where(layer_types == "full_attention") else every(full_attention_interval, full_attention_interval-1)'
+
+
+def delta_nets(scope: Scope) -> dict[str, Any]:
+    """``linear_attention_freq`` as a list, 1 for a layer with a delta net.
+
+    An MTP layer is what the last decoder layer is, and published ones attend: refused where that has a delta net.
+    """
+    layers = scope.integer("num_hidden_layers")
+    attending = select_layers({"attending": ATTENDING}, scope)["attending"]
+    if scope.symbols.get("mtp_layers") and layers - 1 not in attending:
+        raise refuse(
+            "layer_types", "linear_attention", "the last layer, which Megatron's MTP layer takes after, does not attend"
+        )
+    return {"linear_attention_freq": [int(layer not in attending) for layer in range(layers)]}
 
 
 def shared_indexers(scope: Scope) -> dict[str, Any]:
@@ -38,4 +55,4 @@ def shared_indexers(scope: Scope) -> dict[str, Any]:
     raise refuse(key, shown, "Megatron gives every N-th layer after the first few an indexer of its own")
 
 
-FUNCTIONS: tuple[Callable[[Scope], dict[str, Any]], ...] = (shared_indexers,)
+FUNCTIONS: tuple[Callable[[Scope], dict[str, Any]], ...] = (delta_nets, shared_indexers)
