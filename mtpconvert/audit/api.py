@@ -12,6 +12,7 @@ from mtpconvert.audit.counts import check_counts
 from mtpconvert.audit.describe import Description, describe
 from mtpconvert.audit.dtypes import check_dtypes
 from mtpconvert.audit.findings import Finding, Severity, finding
+from mtpconvert.audit.itself import check_itself
 from mtpconvert.audit.ledger import ledger_findings, make_ledger, trunk_lost
 from mtpconvert.audit.mass import check_mass
 from mtpconvert.audit.mtp import MtpLayers, mtp_layers
@@ -68,7 +69,7 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
     findings += check_arguments(one, two) + check_remote_code(one) + check_remote_code(two)
     if one.is_huggingface and two.is_huggingface:
         findings += check_side_files(one, two)
-    findings += check_mass(one, two, plan)
+    findings += check_mass(one, two, plan) + check_itself(one, two)
     if level == "headers" or trained:
         findings += check_dtypes(one, two, plan)
     findings += plan.findings

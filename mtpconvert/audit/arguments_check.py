@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mtpconvert.audit.computed import Contradiction, contradictions
 from mtpconvert.audit.facts import COMPARED, facts_from_config
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.readers.side import Side
@@ -22,6 +23,7 @@ def check_arguments(left: Side, right: Side) -> list[Finding]:
         if other.is_huggingface:
             wanted = facts_from_config(other.config or {})
             found += _disagreements(side, wanted)
+            found += [_computed(side, fault) for fault in contradictions(side.arguments, other.config or {})]
             found += [
                 finding("argument-mismatch", f"{name} = {value!r}: {why}", side=side.label, key=name)
                 for name, value, why in meaning_arguments(side.arguments)
@@ -38,6 +40,11 @@ def check_arguments(left: Side, right: Side) -> list[Finding]:
                 found.append(finding("argument-mismatch", text, key=name))
         found += _disagreements(right, {key: left.arguments[key] for key in COMPARED if key in left.arguments})
     return found
+
+
+def _computed(side: Side, fault: Contradiction) -> Finding:
+    text = f"{fault.argument} is {fault.said!r}, config.json says {fault.wanted!r}: {fault.why}"
+    return finding("argument-mismatch", text, side=side.label, key=fault.argument)
 
 
 def _meant(name: str, value: Any, config: dict[str, Any]) -> bool:

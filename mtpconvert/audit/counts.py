@@ -50,10 +50,11 @@ def _mtp_counts(side: Side, mtp: MtpLayers) -> list[Finding]:
     counts = list(count_keys(source))
     model_type = str((source or {}).get("model_type", ""))
     for count in counts:
-        if count.value is None:
+        if count.value is None and count.said is not None:
+            fault("mtp-count-type", f"{count.path} is {count.said!r}, no count; the names say {stored}", count.path)
+        elif count.value is None:
             if side.is_huggingface:
-                said = "null" if count.said is None else f"{count.said!r}, no number"
-                fault("mtp-count-null", f"{count.path} is {said}; the names say {stored}", count.path)
+                fault("mtp-count-null", f"{count.path} is null; the names say {stored}", count.path)
         elif stored and stored not in _meant(count.value, source):
             fault(
                 "mtp-count-mismatch",

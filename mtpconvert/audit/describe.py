@@ -12,18 +12,20 @@ from mtpconvert.audit.mtp import side_kind
 from mtpconvert.audit.packed import BLOCKS
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.roles.algebra import Placement
-from mtpconvert.errors import MtpConvertError
+from mtpconvert.errors import ConfigError, MtpConvertError
 
 
 @dataclass(slots=True)
 class Description:
     """``usable``: placements on tensors that are there, an exact cover of each of them. ``absent``: placements on
-    tensors that are not there (copies left out). ``why_not``: why there is no description at all."""
+    tensors that are not there (copies left out). ``why_not``: why there is no description at all; ``contradiction``:
+    because the config, or the arguments, of a known architecture make no sense."""
 
     usable: list[Placement] = field(default_factory=list)
     absent: list[Placement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     why_not: str = ""
+    contradiction: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -51,14 +53,25 @@ def describe(side: Side, other: Side) -> Description:
             facts = megatron_facts(side, other)
             placements = megatron.placements(facts, side.inventory)
     except MtpConvertError as error:
-        return Description(why_not=str(error))
+        return Description(why_not=str(error), contradiction=isinstance(error, ConfigError) and _has_said(side))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
-        return Description(why_not=f"the config does not describe a model of this architecture ({error!r})")
+        text = f"the config does not describe a model of this architecture ({error!r})"
+        return Description(why_not=text, contradiction=_has_said(side))
     there = [placement for placement in placements if placement.block.tensor in side.inventory]
     absent = [p for p in placements if not p.copy and p.block.tensor not in side.inventory]
     absent = [p for p in absent if p.block.tensor + BLOCKS not in side.inventory]  # there, as codes and scales
     usable, findings = check_cover(side, there)
-    return Description(usable, absent, findings, "", facts)
+    return Description(usable, absent, findings, facts=facts)
+
+
+def _has_said(side: Side) -> bool:
+    """Whether the side itself says what model it is; a Megatron checkpoint without arguments cannot contradict them."""
+    if not side.is_huggingface:
+        return bool(side.arguments)
+    from mtpconvert.audit.roles.huggingface import FAMILIES
+
+    named = (side.config or {}).get("architectures")
+    return isinstance(named, list) and bool(named) and named[0] in FAMILIES
 
 
 def megatron_facts(side: Side, other: Side) -> dict[str, Any]:

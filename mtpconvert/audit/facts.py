@@ -31,7 +31,7 @@ def facts_from_config(config: dict[str, Any]) -> dict[str, Any]:
         "vocab_size": _first(config, "vocab_size"),
         "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings", False),
         "mtp_num_layers": max(counts) if counts else None,
-        "norm_epsilon": _first(config, "rms_norm_eps"),
+        "norm_epsilon": _first(config, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
         "num_experts": experts,
     }
     if experts:

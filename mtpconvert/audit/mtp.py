@@ -38,7 +38,7 @@ _MARKS = (".enorm.weight", ".eh_proj.weight", ".hnorm.weight")
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One count key of a config: where it stands, what it says, and that as a number (None for anything else)."""
+    """One count key of a config: where it stands, what it says, and that as a count (None: not a whole number >= 0)."""
 
     path: str
     key: str
@@ -50,7 +50,7 @@ def count_keys(config: dict[str, Any] | None, path: str = "") -> Iterator[Count]
     """Every count key at every nesting level, outermost first."""
     for key, value in (config or {}).items():
         if key in COUNT_KEYS:
-            number = value if isinstance(value, int) and not isinstance(value, bool) else None
+            number = value if type(value) is int and value >= 0 else None
             yield Count(path + key, key, number, value)
     for key, value in (config or {}).items():
         if isinstance(value, dict) and key != "quantization_config":

@@ -36,6 +36,10 @@ class Plan:
 
 def make_plan(left: Side, right: Side, describe_left: Description, describe_right: Description) -> Plan:
     plan = Plan()
+    for side, description in ((left, describe_left), (right, describe_right)):
+        if description.contradiction:
+            text = f"{'config.json' if side.is_huggingface else 'the arguments'}: {description.why_not}"
+            plan.findings.append(finding("config-contradiction", text, side=side.label))
     if left.kind == right.kind:
         _same_framework(plan, left, right, describe_left, describe_right)
     elif not describe_left.known or not describe_right.known:

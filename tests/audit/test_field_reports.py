@@ -207,7 +207,7 @@ def report_41(tmp: Path) -> None:
     left = q0(tmp / "left", 2)
     says(audit(left, left), "mtp-count-mismatch", "says 2, 1 MTP layers are stored")
     edit_json(left / "config.json", lambda t: t.update(mtp_use_repeated_layer=True))
-    clean(audit(left, left))
+    clean(audit(left, shutil.copytree(left, tmp / "copy")))
 
 
 def report_43(tmp: Path) -> None:
@@ -345,7 +345,7 @@ def report_116(tmp: Path) -> None:
     write_safetensors(left / "head.safetensors", {"lm_head.weight": table})
     index(lambda t: (t["weight_map"].update({"lm_head.weight": "head.safetensors"}),
                      t["metadata"].update(total_size=t["metadata"]["total_size"] + len(table[2]))))(left)  # fmt: skip
-    clean(audit(left, left))
+    clean(audit(left, shutil.copytree(left, tmp / "copy")))
     change_tensor("lm_head.weight", lambda x: x[::-1])(left)
     says(audit(left, left), "copy-differs", "lm_head.weight")
 
@@ -367,7 +367,7 @@ def report_119(tmp: Path) -> None:
     report = m0(tmp / "a", added_tokens)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         says(report, "rows-repeated", f"{name}: rows 98 to 99 repeat row 97 bit for bit", "warning")
-    clean(audit(tmp / "a" / "right", tmp / "a" / "right"))
+    clean(audit(tmp / "a" / "right", shutil.copytree(tmp / "a" / "right", tmp / "copy")))
     one = m0(tmp / "b", change_tensor("lm_head.weight", lambda x: np.concatenate([x[:-1], x[-2:-1]])))
     says(one, "rows-repeated", "row 97 repeats row 96", "warning")
     trained = audit(tmp / "a" / "left", tmp / "a" / "right", trained=True)

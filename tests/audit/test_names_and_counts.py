@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mtpconvert.audit.mass import likely_prefix
 from mtpconvert.audit.mtp import count_keys, mtp_layers
 from mtpconvert.audit.readers.opening import open_side
 from tests.support.sabotage import drop
-from tests.support.tiny import write_safetensors
+from tests.support.tiny import write_safetensors, write_tiny
 
 
 def directory(root: Path, names: list[str], config: dict[str, Any]) -> Path:
@@ -59,9 +60,9 @@ def test_every_layout_is_seen_and_its_loss_named(tmp_path: Path, layout: str) ->
     assert found.prefix[0].startswith(prefix)
     counts = {c.value for c in count_keys(BASE | config)}
     assert counts <= {len(layers)}
-    same = audit(left, left)
-    assert same.verdict("warning") == "pass", [f.message for f in same.findings]
     shutil.copytree(left, tmp_path / "right")
+    same = audit(left, tmp_path / "right")
+    assert same.verdict("warning") == "pass", [f.message for f in same.findings]
     mtp = {n for part in layers.values() for n in part}
     drop(lambda name: name in mtp, fix_index=False)(tmp_path / "right")
     report = audit(left, tmp_path / "right")
@@ -85,13 +86,6 @@ def test_a_count_is_checked_at_every_level(tmp_path: Path, key: str, level: tupl
     assert found and all(".".join((*level, key)) in f.message for f in found)
 
 
-@pytest.mark.parametrize(("value", "said"), [(None, "null"), ("1", "'1', no number"), (1.0, "1.0, no number")])
-def test_a_count_that_is_no_number_is_said_as_it_stands(tmp_path: Path, value: Any, said: str) -> None:
-    root = directory(tmp_path / "x", TRUNK, BASE | {"num_mtp_layers": value})
-    (found,) = (f for f in audit(root, root).findings if f.code == "mtp-count-null" and f.side == "left")
-    assert found.message == f"config.json: num_mtp_layers is {said}; the names say 0"
-
-
 def test_counts_out_of_all_proportion_end(tmp_path: Path) -> None:
     root = directory(tmp_path / "x", TRUNK, BASE | {"num_hidden_layers": 10**12})
     (found,) = (f for f in audit(root, root).findings if f.code == "layer-set" and f.side == "left")
@@ -102,7 +96,8 @@ def test_one_repeated_layer_may_be_counted_often(tmp_path: Path) -> None:
     """41: stored once, applied several times."""
     config = BASE | {"num_nextn_predict_layers": 4, "mtp_share_layers": True}
     root = directory(tmp_path / "x", [*TRUNK, "mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight"], config)
-    assert audit(root, root).verdict("warning") == "pass"
+    shutil.copytree(root, tmp_path / "right")
+    assert audit(root, tmp_path / "right").verdict("warning") == "pass"
 
 
 def test_declared_and_never_there(tmp_path: Path) -> None:
@@ -138,3 +133,78 @@ def test_the_likely_prefix(lost: list[str], extra: list[str], change: tuple[str,
     assert found == change or (
         found is not None and change is not None and found[2] == change[2] and change[1].startswith(change[0])
     )
+
+
+@pytest.mark.parametrize("said", ["1", True, 1.5, -1, [1], {}])
+@pytest.mark.parametrize("level", ["", "text_config"])
+def test_a_count_of_the_wrong_type_fails(tmp_path: Path, said: Any, level: str) -> None:
+    """Readers that do not check types build no layer, or crash."""
+    names = [*TRUNK, "model.layers.2.eh_proj.weight"]
+    count = {"num_nextn_predict_layers": said}
+    left = directory(tmp_path / "left", names, BASE | ({level: count} if level else count))
+    report = audit(left, left)
+    found = [f for f in report.findings if f.code == "mtp-count-type"]
+    assert [f.side for f in found] == ["left", "right"]
+    key = f"{level}{'.' if level else ''}num_nextn_predict_layers"
+    assert found[0].message == f"config.json: {key} is {said!r}, no count; the names say 1"
+    assert found[0].detail["key"] == key
+    assert report.verdict() == "fail"
+
+
+def test_a_null_count_is_a_warning(tmp_path: Path) -> None:
+    names = [*TRUNK, "model.layers.2.eh_proj.weight"]
+    left = directory(tmp_path / "left", names, BASE | {"num_nextn_predict_layers": None})
+    assert {f.code for f in audit(left, left).findings} & {"mtp-count-null", "mtp-count-type"} == {"mtp-count-null"}
+
+
+@pytest.mark.parametrize("how", ["folder", "hard links", "symbolic links", "through a link", "copy", "one file more"])
+def test_one_checkpoint_given_twice_is_said(tmp_path: Path, how: str) -> None:
+    left = directory(tmp_path / "left", TRUNK, BASE)
+    right = tmp_path / "right"
+    if how == "folder":
+        right = left / ".." / "left"
+    elif how == "through a link":
+        right.symlink_to(left)
+    elif how == "hard links":
+        shutil.copytree(left, right, copy_function=os.link)
+    elif how == "symbolic links":
+        right.mkdir()
+        for path in left.iterdir():
+            (right / path.name).symlink_to(path)
+    else:
+        shutil.copytree(left, right)
+    if how == "one file more":
+        (right / "model.safetensors").unlink()
+        (right / "model.safetensors").hardlink_to(left / "model.safetensors")
+        write_safetensors(right / "more.safetensors", {"x": ("BF16", (1,), b"12")})
+    found = {f.code: f for f in audit(left, right).findings}
+    assert ("compared-with-itself" in found) is (how not in ("copy", "one file more"))
+    if "compared-with-itself" in found:
+        assert found["compared-with-itself"].severity.label == "warning"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {"num_attention_heads": 5},  # which the two groups of keys do not divide
+        {"num_hidden_layers": "2"},
+        {"hidden_size": None},
+        {"head_dim": 0.5},
+    ],
+)
+def test_a_known_config_that_contradicts_itself_is_said(tmp_path: Path, harm: dict[str, Any]) -> None:
+    """HF against HF: tensors are compared by name as ever, and the report says what it could not look at."""
+    left = write_tiny("qwen3", tmp_path / "left")
+    assert "config-contradiction" not in {f.code for f in audit(left, left).findings}
+    config = json.loads((left / "config.json").read_text())
+    (left / "config.json").write_text(json.dumps(config | harm))
+    report = audit(left, left)
+    found = [f for f in report.findings if f.code == "config-contradiction"]
+    assert [f.side for f in found] == ["left", "right"]
+    assert next(iter(harm)) in found[0].message
+    assert report.tensors == len(open_side(left, "left").inventory)
+
+
+def test_an_unknown_architecture_contradicts_nothing(tmp_path: Path) -> None:
+    left = directory(tmp_path / "left", TRUNK, BASE)
+    assert "config-contradiction" not in {f.code for f in audit(left, left).findings}

@@ -148,3 +148,32 @@ def test_a_bad_index_is_a_finding(tmp_path: Path, text: str) -> None:
     assert {"index-unreadable", "index-unlisted", "file-stray", "index-no-total-size"} & {
         f.code for f in report.findings
     }
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize(
+    ("objects", "said"),
+    [
+        ({"decoder.layers.0.self_attention.linear_proj._extra_state/shard_0_1": b"x"}, None),
+        (
+            {"rng_state/shard_0_1": b"x", "decoder._extra_state/shard_0_1": b"x"},
+            "1 objects are not compared, 1 of them",
+        ),
+        ({"decoder.layers.0.mlp.lookup": b"x"}, "decoder.layers.0.mlp.lookup"),
+    ],
+)
+def test_objects_are_said_where_they_are_more_than_extra_state(
+    tmp_path: Path, objects: dict[str, bytes], said: str | None
+) -> None:
+    """torch.distributed.checkpoint keeps what is no tensor as bytes: its own writer makes the entries."""
+    from torch.distributed import checkpoint
+
+    arrays = {"decoder.final_layernorm.weight": np.arange(1, 65, dtype="<u2").reshape(8, 8)}
+    folder = write_torch_dist(tmp_path / "mc", arrays, None)
+    assert open_side(folder, "left").findings == []
+    other = tmp_path / "other"
+    checkpoint.save(objects, storage_writer=checkpoint.FileSystemWriter(other), no_dist=True)
+    found = [f for f in open_side(other, "left").findings if f.code == "objects-ignored"]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0].message
+    assert open_side(other, "left").objects == len(objects)

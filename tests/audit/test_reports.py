@@ -38,7 +38,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def clean(sides: tuple[Path, Path]) -> Report:
-    return audit(sides[0], sides[0])
+    return audit(sides[0], shutil.copytree(sides[0], sides[0].with_name("copy")))
 
 
 @pytest.fixture(scope="module")

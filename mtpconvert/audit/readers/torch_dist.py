@@ -19,7 +19,7 @@ from mtpconvert.audit.readers.arguments import arguments_of
 from mtpconvert.audit.readers.pickles import DTYPES, Inert, read_pickle
 from mtpconvert.audit.readers.records import Stored, read_archive
 from mtpconvert.audit.readers.side import Piece, Record, Side, itemsize
-from mtpconvert.errors import CheckpointError
+from mtpconvert.errors import CheckpointError, some
 from mtpconvert.tensors import Box, TensorSpec
 
 # What a checkpoint of weights may hold besides them; everything else is reported.
@@ -48,12 +48,13 @@ def _open(folder: Path, label: str) -> Side:
     where = _places(storage)
     side = Side(label, folder, "megatron", "torch_dist", {}, [], lambda name: ())
     chunks: dict[str, list[Box]] = {}
-    training = 0
+    others: list[str] = []
     for name, entry in entries.items():
         state = entry.fields() if isinstance(entry, Inert) else {}
         if "size" not in state or name.startswith(_TRAINING_STATE):
             side.objects += 1
-            training += name.startswith(_TRAINING_STATE)
+            if "_extra_state" not in name and not name.startswith("common_state"):
+                others.append(name)
             continue
         dtype = DTYPES.get(str(_dtype(state["properties"])), "")
         if not dtype:
@@ -61,11 +62,10 @@ def _open(folder: Path, label: str) -> Side:
         side.inventory[name] = TensorSpec(name, tuple(state["size"]), dtype)
         chunks[name] = [_box(chunk) for chunk in state["chunks"]]
         _check_cover(side, name, chunks[name])
-    if side.objects:
-        text = (
-            f"{side.objects} objects are not compared (_extra_state, ...), {training} of them optimizer or random state"
-        )
-        side.findings.append(finding("objects-ignored", text, side=label, count=side.objects))
+    if others:
+        training = sum(name.startswith(_TRAINING_STATE) for name in others)
+        text = f"{len(others)} objects are not compared, {training} of them optimizer or random state: {some(others)}"
+        side.findings.append(finding("objects-ignored", text, side=label, count=len(others)))
     files = sorted({place[0] for place in where.values()})
     side.files = [folder / name for name in files]
     side.bytes_total = sum(spec.nbytes for spec in side.inventory.values())
