@@ -95,8 +95,9 @@ def test_every_byte_under_every_scale() -> None:
 
 
 @pytest.mark.parametrize("level", ["headers", "bits"])
-def test_mxfp4_equals_bf16_and_megatron_both_ways(models: Models, level: str) -> None:
-    for left, right in ((models.mxfp4, models.megatron), (models.megatron, models.mxfp4), (models.mxfp4, models.mxfp4)):
+def test_mxfp4_equals_bf16_and_megatron_both_ways(models: Models, memory: Path, level: str) -> None:
+    copy = harmed(models, memory / "copy")
+    for left, right in ((models.mxfp4, models.megatron), (models.megatron, models.mxfp4), (models.mxfp4, copy)):
         assert codes_of(audit(left, right, level=level)) == set()
     for left, right in ((models.mxfp4, models.bf16), (models.bf16, models.mxfp4)):
         report = audit(left, right, level=level)
@@ -104,6 +105,20 @@ def test_mxfp4_equals_bf16_and_megatron_both_ways(models: Models, level: str) ->
         assert {found.tensor for found in report.failing("warning")} == {
             f"model.layers.{n}.mlp.experts.{name}_proj" for n in range(3) for name in ("gate_up", "down")
         }
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20], ids=["box by box", "expert by expert"])
+def test_windows_within_an_expert(memory: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    monkeypatch.setattr("mtpconvert.audit.mxfp4._KEPT", kept)
+    draw = torch.Generator().manual_seed(5)
+    blocks = torch.randint(256, (3, 900, 21, 16), generator=draw, dtype=torch.uint8)
+    scales = torch.randint(120, 135, (3, 900, 21), generator=draw, dtype=torch.uint8)
+    packed = write(memory / "packed", {"x_blocks": blocks, "x_scales": scales}, {"quantization_config": SCHEME})
+    whole = convert_moe_packed_tensors(blocks, scales).contiguous()
+    assert codes_of(audit(packed, write(memory / "whole", {"x": whole}, {}))) == {"dequantised"}
+    whole[2, 671, 899] += 1
+    [found] = audit(packed, write(memory / "harmed", {"x": whole}, {})).failing("error")
+    assert "1 of 1814400 elements differ once dequantised, the first at index [2, 671, 899]" in found.message
 
 
 def test_one_nibble_is_found_where_it_stands(models: Models, memory: Path) -> None:
