@@ -144,5 +144,7 @@ def test_what_save_pretrained_leaves_out_is_found(tmp_path: Path, model_type: st
     assert report.mtp.layers[0].prefix.startswith(prefix.removesuffix("_"))
     again = audit(tmp_path / "left", tmp_path / "left")
     codes = {f.code for f in again.findings if f.severity.label == "error"}
-    # the MTP layers of this test are scraps; only of families that have roles does the auditor know what is lacking
-    assert codes == ({"mtp-layer-incomplete"} if table["architectures"][0] in HF_FAMILIES else set())
+    # the MTP layers of this test are scraps; only of families whose MTP layers have roles (of MiniMax-M2 none was ever
+    # published) does the auditor know what is lacking
+    known = table["architectures"][0] in HF_FAMILIES and model_type != "minimax_m2"
+    assert codes == ({"mtp-layer-incomplete"} if known else set())
