@@ -24,14 +24,17 @@ from mtpconvert.convert.to_hf import ToHf, mcore2hf
 from mtpconvert.convert.to_mcore import ToMcore, hf2mcore
 from mtpconvert.errors import MtpConvertError
 from tests.support.tiny import sha256_tree, write_tiny
+from tests.support.tiny_glm import write_glm
 
 ARCHITECTURES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "llama": "LlamaForCausalLM",  # and Mistral: the same rows, ops and roles
+    "glm4_moe": "Glm4MoeForCausalLM",
 }
-ALL = tuple(ARCHITECTURES)
+GLM = ("glm4_moe",)  # only the faults where it differs: tests/support/faults_glm.py
+ALL = tuple(family for family in ARCHITECTURES if family not in GLM)
 MLA = ("deepseek_v3",)
 GQA = tuple(family for family in ALL if family not in MLA)
 UNTIED = tuple(family for family in ALL if family != "qwen2")
@@ -99,9 +102,13 @@ def exchanged(one: str, two: str) -> Callable[[str], str]:
 
 
 def mapping_text(family: str) -> str:
-    """The family's mapping file with the shared row groups written out in it."""
+    return written_out(ARCHITECTURES[family])
+
+
+def written_out(architecture: str) -> str:
+    """The mapping file with the shared row groups written out in it."""
     folder = Path(__file__).parents[2] / "mappings"
-    text = (folder / f"{ARCHITECTURES[family]}.toml").read_text(encoding="utf-8")
+    text = (folder / f"{architecture}.toml").read_text(encoding="utf-8")
     included = re.search(r"^include *= *\[(.*)\]\n", text, re.M)
     assert included is not None
     text = text.replace(included[0], "")
@@ -123,8 +130,11 @@ class Models:
 
     def source(self, family: str) -> Path:
         if family not in self._made:
-            layers = {"mtp_layers": 2} if family == "deepseek_v3" else {}
-            self._made[family] = write_tiny(family, self.root / family, **layers)
+            if family in GLM:
+                self._made[family] = write_glm(self.root / family, num_nextn_predict_layers=2)
+            else:
+                layers = {"mtp_layers": 2} if family == "deepseek_v3" else {}
+                self._made[family] = write_tiny(family, self.root / family, **layers)
         return self._made[family]
 
     def megatron(self, family: str) -> Path:
