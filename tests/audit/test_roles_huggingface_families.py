@@ -1,12 +1,14 @@
 """Which tensors the HF half expects of each family: spellings, layers of each kind, MTP layouts, published sizes."""
 
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
-from mtpconvert.audit.roles.huggingface import placements
+from mtpconvert.audit.roles.huggingface import of_another_model, placements
 from tests.support.hf_roles import inventory, saved
 from tests.support.roles_cover import check_exact_cover
 
@@ -123,3 +125,20 @@ def test_qwen3_6_has_19_mtp_tensors() -> None:
     config = {"architectures": ["Qwen3_5MoeForCausalLM"], "num_hidden_layers": 1, "mtp_num_hidden_layers": 1}
     stacked = {"mtp.layers.0.mlp.experts.gate_up_proj": torch.zeros(1)}
     assert len({p.block.tensor for p in placements(config, inventory(stacked)) if p.role.is_mtp}) == 19
+
+
+def test_the_text_part_of_gemma_3_in_both_spellings() -> None:
+    text = {k: v for k, v in saved("gemma 3")[0].items() if k not in ("architectures", "tie_word_embeddings")}
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    with torch.device("meta"):
+        model = transformers.Gemma3ForConditionalGeneration(config)
+    written = json.loads(config.to_json_string()) | {"architectures": ["Gemma3ForConditionalGeneration"]}
+    names = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    older = {k.replace("model.language_model.", "language_model.model."): v for k, v in names.items()}
+    older = {k.removeprefix("model.") if "language" not in k else k: v for k, v in older.items()}
+    for spelling in (names, older):
+        mine = {k: v for k, v in spelling.items() if not of_another_model(k, written)}
+        assert 0 < len(mine) < len(spelling)
+        check_exact_cover(placements(written, inventory(mine)), inventory(mine))

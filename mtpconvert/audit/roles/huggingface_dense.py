@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mtpconvert.audit.roles import huggingface_defaults as defaults
 from mtpconvert.audit.roles.huggingface_attention import AttentionNames, grouped_query
 from mtpconvert.audit.roles.huggingface_family import LLAMA_MLP, PLAIN_MLP, Family, LayerNorms, always
@@ -12,6 +14,14 @@ _GEMMA_NORMS = LayerNorms(
     after_attention="post_attention_layernorm.weight",
     before_mlp="pre_feedforward_layernorm.weight",
     after_mlp="post_feedforward_layernorm.weight",
+)
+_GEMMA3 = Family(
+    defaults=defaults.GEMMA3,
+    attention=always(grouped_query(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True)),
+    feed_forward=always(PLAIN_MLP),
+    mtp_feed_forward=always(PLAIN_MLP),
+    norms=_GEMMA_NORMS,
+    zero_centred=True,
 )
 _OLMO2 = Family(
     defaults=defaults.OLMO2,
@@ -74,14 +84,19 @@ DENSE: dict[str, Family] = {
         norms=_GEMMA_NORMS,
         zero_centred=True,
     ),
-    # models/gemma3/modeling_gemma3.py: Gemma3Attention, Gemma3DecoderLayer, Gemma3RMSNorm (1 + w); the text model alone
-    "Gemma3ForCausalLM": Family(
-        defaults=defaults.GEMMA3,
-        attention=always(grouped_query(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True)),
-        feed_forward=always(PLAIN_MLP),
-        mtp_feed_forward=always(PLAIN_MLP),
-        norms=_GEMMA_NORMS,
-        zero_centred=True,
+    # models/gemma3/modeling_gemma3.py: Gemma3Attention, Gemma3DecoderLayer, Gemma3RMSNorm (1 + w)
+    "Gemma3ForCausalLM": _GEMMA3,
+    # Gemma3ForConditionalGeneration: the text model below model.language_model, in older files language_model.model
+    "Gemma3ForConditionalGeneration": replace(
+        _GEMMA3,
+        text="text_config",
+        roots=("model.language_model.", "language_model.model."),
+        beside=(
+            "model.vision_tower.",
+            "vision_tower.",
+            "model.multi_modal_projector.",
+            "multi_modal_projector.",
+        ),
     ),
     # models/glm4/modeling_glm4.py: Glm4Attention (bias=False on o), Glm4DecoderLayer, Glm4MLP
     "Glm4ForCausalLM": Family(
