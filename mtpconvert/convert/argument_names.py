@@ -69,6 +69,8 @@ GPT_MODEL: dict[str, Plain] = {
     "moe_grouped_gemm": False,
     "moe_layer_freq": 1,
     "moe_router_enable_expert_bias": False,
+    "moe_router_group_topk": None,
+    "moe_router_num_groups": None,
     "moe_router_pre_softmax": False,
     "moe_router_score_function": "softmax",
     "moe_router_topk": 2,

@@ -93,7 +93,7 @@ class Restored:
         if not self.computed + self.kept:
             return []
         return [
-            f"{self.computed} elements of norms got the one added back; {self.kept} are the originals that were kept"
+            f"{self.computed} elements of norms got the one added back; {self.kept} are originals that were kept"
         ]
 
 

@@ -16,6 +16,7 @@ CONFIG = {
     "layer_types": ["linear", "linear", "full", "linear", "linear", "full", "linear", "full"],
     "mlp_only_layers": [1, 5],
     "freq": 3,
+    "letters": "FSSFSSSS",
     "nested": {"only": [7, 0]},
 }
 
@@ -38,6 +39,12 @@ def chosen(selectors: dict[str, str | tuple[str, str]], **config: object) -> lis
         ("every(freq, 1)", [1, 4, 7]),
         ("every(1, 0)", [0, 1, 2, 3, 4, 5, 6, 7]),
         ("every(3,7)", [1, 4, 7]),  # offset modulo step
+        ("every_from(3, 2)", [0, 1, 4, 7]),  # the first two, then every third after the second
+        ("every_from(4, 1)", [0, 4]),
+        ("every_from(1, 5)", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ('where(layer_types == "full") else every(2, 0)', [2, 5, 7]),
+        ('where(missing == "full") else every(2, 0)', [0, 2, 4, 6]),
+        ('where(missing == "F") else where(letters == "F") else every(2, 0)', [0, 3]),
         ("in(mlp_only_layers)", [1, 5]),
         ("in(nested.only)", [0, 7]),
         ('where(layer_types == "linear") minus in(mlp_only_layers)', [0, 3, 4, 6]),

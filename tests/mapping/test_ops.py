@@ -104,6 +104,37 @@ def test_fused_qkv_interleave(groups: int, queries: int, head: int, others: list
     assert np.array_equal(made(OPS["fused_qkv_interleave"], ["qkv"], dims, arrays), wanted)
 
 
+@given(small, small, small, rest)
+def test_gated_qkv_interleave(groups: int, queries: int, head: int, others: list[int]) -> None:
+    """attention.py:get_query_key_value_tensors (output_gate): per group Q queries, Q gates, key, value. In transformers
+    ``chunk(q_proj(x).view(.., heads, 2 * head_dim), 2)`` gives each head's query and gate."""
+    heads = groups * queries
+    arrays = unique({"q": (heads * 2 * head, *others), "k": (groups * head, *others), "v": (groups * head, *others)})
+    query, gate = np.split(arrays["q"].reshape(heads, 2 * head, *others), 2, axis=1)
+    rows = []
+    for group in range(groups):
+        mine = slice(group * queries, (group + 1) * queries)
+        rows += [*query[mine], *gate[mine]]
+        rows += [arrays[one].reshape(groups, head, *others)[group] for one in ("k", "v")]
+    expected = np.concatenate(rows)
+    dims = [groups, queries, head, *others]
+    assert np.array_equal(made(OPS["gated_qkv_interleave"], ["q", "k", "v"], dims, arrays), expected)
+
+
+@given(small, st.lists(small, min_size=2, max_size=4), rest)
+def test_rows_split(groups: int, parts: list[int], others: list[int]) -> None:
+    """modeling_qwen3_next.py:fix_query_key_value_ordering: a view by key head, split along its rows, flattened."""
+    arrays = unique({"a": (groups * sum(parts), *others)})
+    names = [f"m{number}" for number in range(len(parts))]
+    pieces = list(OPS["rows_split"](["a"], names, (groups, *parts, *others), 0))
+    prove([piece for piece in pieces if isinstance(piece, Tile)], [])
+    split = np.split(arrays["a"].reshape(groups, sum(parts), *others), np.cumsum(parts)[:-1], axis=1)
+    made_of = apply(pieces, arrays)
+    assert list(made_of) == names
+    for name, part in zip(names, split, strict=True):
+        assert np.array_equal(made_of[name], part.reshape(-1, *others))
+
+
 @given(small, small, rest)
 def test_gate_up_alternate(experts: int, units: int, others: list[int]) -> None:
     """modeling_gpt_oss.py:GptOssExperts: gate is [..., ::2], up [..., 1::2] of x @ weight; the bias has no rows."""
