@@ -22,6 +22,7 @@ from mtpconvert.audit.api import audit
 from tests.support import faults_fp8, faults_huggingface, faults_megatron
 from tests.support.fault_model import MLA, NO_EXPERTS, NO_GROUPS, NO_MTP, TIED, Models, Outcome, run, verdict
 from tests.support.faults_executor import EXECUTOR_FAULTS
+from tests.support.faults_glm import GLM_FAULTS
 from tests.support.faults_mapping import MAPPING_FAULTS
 from tests.support.faults_ops import OP_FAULTS
 from tests.support.handmade import Arrays, megatron_args, megatron_arrays, read_arrays, write_torch_dist
@@ -30,7 +31,7 @@ from tests.support.tiny import sha256_tree, write_tiny
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "fault-table.md"
 FAMILIES = ("deepseek_v3", "qwen3", "qwen2", "llama")
-WORDS = {"deepseek_v3": "DeepSeek-V3", "qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}
+WORDS = {"deepseek_v3": "DeepSeek-V3", "qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "glm4_moe": "GLM-4.5"}
 PLACES = ("mapping row", "op", "executor", "artefact, Megatron", "artefact, Hugging Face", "artefact, FP8")
 
 
@@ -120,7 +121,7 @@ def _one_layer(models: Models, family: str) -> Path:
 
 
 def _entries() -> Iterator[Entry]:
-    for fault in (*MAPPING_FAULTS, *OP_FAULTS, *EXECUTOR_FAULTS):
+    for fault in (*MAPPING_FAULTS, *OP_FAULTS, *EXECUTOR_FAULTS, *GLM_FAULTS):
         make = partial(_planted, fault=fault)
         yield Entry(fault.name, fault.where, fault.families, fault.why_not, fault.mtp, fault.tensor, make)
     for name, mc in faults_megatron.FAULTS.items():
