@@ -24,9 +24,12 @@ def make_ledger(
     ledger.kinds = {side.label: part.kind.key if part.names else None for side, part in ((left, here), (right, there))}
     kind = here.kind if here.names else there.kind
     count = min(max(ledger.declared or 0, ledger.declared_right or 0), _MOST_DECLARED)
+    scales, before = scales_of(right) | without_scale(right), scales_of(left)
     for layer in sorted({*here.names, *there.names, *range(count)}):
         mine, theirs = here.names.get(layer, []), there.names.get(layer, [])
-        expected = _expected(layer, mine, theirs, right, left, one, two)
+        expected = _expected(layer, [name for name in mine if name not in before], theirs, right, left, one, two)
+        if left.stored or right.stored or left.kind != right.kind:
+            expected += len(scales.intersection(theirs))
         prefix = there.prefix.get(layer) or _prefix_of(layer, right, here, two) or here.prefix.get(layer, "")
         same = None if equal is None else sum(name in equal for name in theirs)
         ledger.layers.append(LayerLedger(
@@ -51,13 +54,12 @@ def _expected(
     layer: int, mine: list[str], theirs: list[str], right: Side, left: Side, one: Description, two: Description
 ) -> int:  # fmt: skip
     """Like against like the left's own tensors; else what the right side's description places in that layer
-    (copies where they are there). The scales of weights are counted where the right keeps weights with scales."""
-    scales = len(scales_of(right).intersection(theirs)) + len(without_scale(right).intersection(theirs))
+    (copies where they are there). The right's scales are not among them."""
     if left.kind == right.kind and mine:
-        return len(mine) - len(scales_of(left).intersection(mine)) + (scales if left.stored or right.stored else 0)
+        return len(mine)
     described = {name for name, place in two.places_of().items() if place == f"mtp.{layer}"}
     if described:
-        return len(described | ({p.block.tensor for p in two.usable if p.copy} & set(theirs))) + scales
+        return len(described | ({p.block.tensor for p in two.usable if p.copy} & set(theirs)))
     return len(mine) or len({name for name, place in one.places_of().items() if place == f"mtp.{layer}"})
 
 

@@ -23,6 +23,7 @@ _PACKED = (".weight_packed", ".qweight", ".blocks", "_blocks")
 _SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".scales", "_scales", ".weight_scale_2", ".input_scale")
 # Codes -> the scales that each tensor of them needs (compressed-tensors, GPTQ and AWQ, MXFP4).
 _PAIRS = {".weight_packed": ".weight_scale", ".qweight": ".scales", "_blocks": "_scales"}
+_WATCHED = (*_PAIRS, *_PAIRS.values(), ".weight_scale_inv")
 _PLAIN = {"BF16", "F16", "F32"}
 _FP8 = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 _SMALL = _FP8 | {"F4", "F6_E2M3", "F6_E3M2", "U8", "I8"}
@@ -94,11 +95,16 @@ def _check_scales(side: Side, fault: Any) -> None:
             stem = name.removesuffix(".weight")
             if not any(stem + ending in names for ending in (*_SCALES, "_scale_inv")):
                 fault("scale-missing", f"{name} is {spec.dtype} and has no scale beside it", name)
+        if not name.endswith(_WATCHED):
+            continue
         for codes, scales in _PAIRS.items():
             if name.endswith(codes) and name.removesuffix(codes) + scales not in names and spec.dtype not in _PLAIN:
                 fault("scale-missing", f"{name} holds packed codes and has no {scales.lstrip('._')} beside it", name)
-            if name.endswith(scales) and scales != ".weight_scale" and name.removesuffix(scales) + codes not in names:
-                fault("scale-orphan", f"{name}: no packed codes beside it", name)
+            if name.endswith(scales) and scales != ".weight_scale":
+                stem = name.removesuffix(scales)
+                weights = (stem + codes, stem + ".weight")  # MLX: .weight, .scales, .biases
+                if not any(weight in names for weight in weights) and (spec.dtype == "U8" or scales == ".scales"):
+                    fault("scale-orphan", f"{name}: no packed codes beside it", name)
         ending = next((e for e in (".weight_scale_inv", ".weight_scale") if name.endswith(e)), None)
         if ending is not None:
             stem = name.removesuffix(ending)
