@@ -90,6 +90,10 @@ def _quantised_stem(name: str, dtype: str) -> str | None:
 
 def _check_scales(side: Side, fault: Any) -> None:
     names = side.inventory
+
+    def is_quantised(name: str) -> bool:
+        return name in names and names[name].dtype not in _PLAIN
+
     for name, spec in names.items():
         if spec.dtype in _FP8 and name.endswith((".weight", "_proj")):
             stem = name.removesuffix(".weight")
@@ -100,16 +104,13 @@ def _check_scales(side: Side, fault: Any) -> None:
         for codes, scales in _PAIRS.items():
             if name.endswith(codes) and name.removesuffix(codes) + scales not in names and spec.dtype not in _PLAIN:
                 fault("scale-missing", f"{name} holds packed codes and has no {scales.lstrip('._')} beside it", name)
-            if name.endswith(scales) and scales != ".weight_scale":
+            if name.endswith(scales) and (spec.dtype == "U8" or scales == ".scales"):
                 stem = name.removesuffix(scales)
-                weights = (stem + codes, stem + ".weight")  # MLX: .weight, .scales, .biases
-                if not any(weight in names for weight in weights) and (spec.dtype == "U8" or scales == ".scales"):
+                if stem + codes not in names and stem + ".weight" not in names:  # MLX: .weight, .scales, .biases
                     fault("scale-orphan", f"{name}: no packed codes beside it", name)
-        ending = next((e for e in (".weight_scale_inv", ".weight_scale") if name.endswith(e)), None)
-        if ending is not None:
-            stem = name.removesuffix(ending)
-            weights = [n for n in (stem + ".weight", *(stem + e for e in _PACKED)) if n in names]
-            if not any(names[n].dtype not in _PLAIN for n in weights):
+        if name.endswith((".weight_scale_inv", ".weight_scale")):
+            stem = name[: name.rfind(".")]
+            if not is_quantised(stem + ".weight") and not any(is_quantised(stem + ending) for ending in _PACKED):
                 fault("scale-orphan", f"{name}: no quantised weight beside it", name)
 
 
