@@ -23,7 +23,7 @@ from tests.support.command_line import Run, run
 from tests.support.faults_fp8 import BETWEEN, Fault, S, Sides, plain, same_values, scale
 from tests.support.scratch import memory, scratch
 from tests.support.tiny import sha256_tree, write_tiny
-from tests.support.tiny_fp8 import FINITE, dequantised, pack_fp8
+from tests.support.tiny_fp8 import FINITE, dequantised, pack_fp8, read
 
 __all__ = ["memory", "run"]
 O_PROJ = "model.layers.3.self_attn.o_proj.weight"
@@ -129,6 +129,25 @@ def test_conversions_pass_their_gate(memory: Path, run: Run, block: tuple[int, i
     report = audit(source, memory / "bf16")
     assert codes_of(report) == {"dequantised"} and report.verdict("error") == "pass"
     assert codes_of(audit(memory / "mc", memory / "bf16")) == set()
+
+
+def test_scales_kept_for_the_way_back_are_the_sources(memory: Path, run: Run) -> None:
+    """One bit off they give equal bf16 and other FP8; dropped MTP has none to keep."""
+    source = pack_fp8(write_tiny("deepseek_v3", memory / "hf"), extreme=False)
+    assert run("hf2mcore", source, memory / "mc").code == 0
+    [file] = (memory / "mc" / "hf_assets" / "mtpconvert" / "scales").glob("*.safetensors")
+    kept = read(file)
+    kept[O_PROJ + S] = (kept[O_PROJ + S].view(torch.int32) ^ 1).view(torch.float32)
+    del kept["model.layers.0.self_attn.o_proj.weight" + S]
+    save_file(kept, file)
+    found = audit(source, memory / "mc").failing("warning")
+    assert {(f.code, f.tensor, bool(f.detail.get("mtp"))) for f in found} == {
+        ("kept-scales", O_PROJ + S, True), ("kept-scales", "model.layers.0.self_attn.o_proj.weight" + S, False),
+    }  # fmt: skip
+    file.unlink()
+    assert codes_of(audit(source, memory / "mc")) == {"kept-scales"}
+    dropped = run("hf2mcore", source, memory / "dropped", "--mtp", "drop", "--audit", "bits")
+    assert dropped.code == 0, dropped.err
 
 
 # Sides and directions
