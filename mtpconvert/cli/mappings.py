@@ -13,7 +13,6 @@ from mtpconvert.convert.arguments import check_rules
 from mtpconvert.convert.configs import read_json
 from mtpconvert.errors import ConfigError, MappingError, UsageError
 from mtpconvert.mapping import catalogue
-from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import expand, proven
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.mtp import declared_mtp
@@ -105,7 +104,7 @@ def _totals(mapping: Mapping, label: str, config: dict[str, Any]) -> str:
     except MappingError as error:
         error.where = str(mapping.file)
         raise
-    scope = Scope(config, mapping.defaults)
+    scope = mapping.scope(config)
     scope.symbols["mtp_layers"] = declared_mtp(config, mapping.mtp).count or 0
     vocab = scope.integer("vocab_size")
     padded = -(-vocab // MEGATRON_VOCAB_MULTIPLE) * MEGATRON_VOCAB_MULTIPLE

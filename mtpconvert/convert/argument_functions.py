@@ -223,6 +223,25 @@ def windows_by_layer(scope: Scope) -> dict[str, Any]:
     return _windows(scope.value("sliding_window"), kinds, scope)
 
 
+def rotating_windows(scope: Scope) -> dict[str, Any]:
+    """``windows_by_layer`` where sliding layers alone rotate: every n-th layer is a full one and skips the embedding.
+
+    transformers modeling_exaone4.py:Exaone4Attention.forward. Megatron counts MTP layers on after the trunk (0.16) or
+    anew (0.19), so only a number n, and no list, tells it what they are: layers L + 1 and 1 both slide and rotate.
+    """
+    arguments = windows_by_layer(scope)
+    slides = arguments["window_attn_skip_freq"]
+    if slides is None:
+        return arguments | {"no_rope_freq": None}
+    step = slides.index(0) + 1 if 0 in slides else 0
+    if not step or slides != [int((layer + 1) % step != 0) for layer in range(len(slides))] or len(slides) % step:
+        raise refuse("layer_types", scope.value("layer_types"), "Megatron needs a full layer at every n-th place")
+    kinds = scope.value("mtp_layer_types")
+    if scope.symbols.get("mtp_layers") and kinds is not None and set(kinds) != {"sliding_attention"}:
+        raise refuse("mtp_layer_types", kinds, "Megatron's MTP layers slide where its first layer does")
+    return arguments | {"window_attn_skip_freq": step, "no_rope_freq": step}
+
+
 def _windows(window: Any, kinds: list[str], scope: Scope) -> dict[str, Any]:
     layers = scope.integer("num_hidden_layers")
     unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
@@ -245,6 +264,7 @@ FUNCTIONS: dict[str, Callable[[Scope], dict[str, Any]]] = {
         mla_rope,
         sliding_window,
         windows_by_layer,
+        rotating_windows,
         *argument_moe.FUNCTIONS,
         *argument_variants.FUNCTIONS,
     )

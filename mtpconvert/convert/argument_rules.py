@@ -116,6 +116,20 @@ def moe_layers(names: Iterable[str], num_layers: int) -> list[int] | None:
     return pattern if any(pattern) else None
 
 
+def mtp_spec_layer(names: Iterable[str]) -> int:
+    """The decoder layer whose spec the MTP layers of a checkpoint with these canonical names have.
+
+    -1, the last, is what Megatron's stock MTP block takes; where that one has experts and the MTP layers have none, or
+    the other way round, a model needs a spec of its own: that of the first decoder layer that is like them.
+    """
+    names = set(names)
+    layers = 1 + max((int(n.split(".")[2]) for n in names if n.startswith("decoder.layers.")), default=-1)
+    experts = [f"decoder.layers.{layer}.mlp.router.weight" in names for layer in range(layers)]
+    wanted = "mtp.layers.0.transformer_layer.mlp.router.weight" in names
+    has_mtp = any(name.startswith("mtp.layers.0.") for name in names)
+    return experts.index(wanted) if has_mtp and wanted in experts and experts[-1] != wanted else -1
+
+
 def check_rules(rules: Mapping[str, Any]) -> None:
     """Raise MappingError unless every rule of an [arguments] table follows the grammar; needs no config."""
     for argument, rule in rules.items():

@@ -67,7 +67,7 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
     declared = declared_mtp(config, mapping.mtp)
     absent = mapping.mtp is not None and mapping.mtp.known_absent is not None
     layers = 0 if absent else declared.count or 0
-    scope = Scope(config, mapping.defaults, {"mtp_layers": layers})
+    scope = mapping.scope(config, {"mtp_layers": layers})
     vocab = scope.integer("vocab_size")
     multiple = vocab_multiple(options.make_vocab_size_divisible_by, options.tp)
     padded = -(-vocab // multiple) * multiple
@@ -82,7 +82,7 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
         ep=options.ep,
         etp=options.etp,
     )
-    fresh = Scope(config, mapping.defaults, {"mtp_layers": layers})
+    fresh = mapping.scope(config, {"mtp_layers": layers})
     arguments = megatron_arguments(mapping.arguments, fresh, facts)
     dtype, notes = _dtype(config)
     if declared.count is None and mapping.mtp is not None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from mtpconvert.convert.slice_config import sliced_config
 from mtpconvert.errors import CheckpointError, ConfigError, MtpLostError, UnmappedTensorError, some
-from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import Expansion, Expected, expand
 from mtpconvert.mapping.model import Mapping as MappingFile
 from mtpconvert.mapping.mtp import agree, declared_mtp, present_in_hf
@@ -60,7 +59,7 @@ def plan_slice(
     Raises UsageError for numbers that the model has not, MtpLostError where MTP tensors and config disagree or one is
     missing, UnmappedTensorError for tensors that the mapping does not know, CheckpointError for shapes.
     """
-    found = present_in_hf(source, mapping.mtp, Scope(config, mapping.defaults))
+    found = present_in_hf(source, mapping.mtp, mapping.scope(config))
     declared = declared_mtp(config, mapping.mtp)
     layers, note = agree(declared, found, mapping.mtp, lambda _: [], where)
     expert_key = _expert_key(mapping, config)
@@ -120,7 +119,7 @@ def _expert_key(mapping: MappingFile, config: Mapping[str, Any]) -> str | None:
 
 
 def _expand(mapping: MappingFile, config: Mapping[str, Any], mtp_layers: int, present: Container[str]) -> Expansion:
-    scope = Scope(config, mapping.defaults, {"mtp_layers": mtp_layers})
+    scope = mapping.scope(config, {"mtp_layers": mtp_layers})
     return expand(mapping, scope, scope.integer("vocab_size"), present)
 
 
@@ -134,7 +133,7 @@ def _mtp_prefix(mapping: MappingFile, config: Mapping[str, Any], layer: int) -> 
     assert mapping.mtp is not None  # callers have an MTP layer at hand
     before, _, rest = mapping.mtp.present.partition("{")
     inside, _, after = rest.partition("}")
-    offset = 0 if inside == "i" else Scope(config, mapping.defaults).integer(inside.removesuffix("+i"))
+    offset = 0 if inside == "i" else mapping.scope(config).integer(inside.removesuffix("+i"))
     return f"{before}{offset + layer}{after}"
 
 

@@ -23,7 +23,6 @@ from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, ConfigError, UsageError
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
-from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.mtp import present_in_mcore
 from mtpconvert.mapping.plan import Plan, plan_to_hf
@@ -80,7 +79,7 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
     changes: dict[str, Any] = {}
     rows = _vocab_rows(reader.inventory(), config, options)
     if rows is not None:
-        changes["vocab_size"] = rows
+        changes[mapping.config_key("vocab_size")] = rows
     plan = plan_to_hf(
         mapping,
         config,
@@ -92,8 +91,9 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
     )
     if options.mtp == "drop" and plan.mtp.key is not None:
         changes[plan.mtp.key] = 0
-    scope = Scope({**config, **({} if rows is None else {"vocab_size": rows})}, mapping.defaults)
-    scope.symbols["mtp_layers"] = len(present_in_mcore(reader.inventory()))
+    scope = mapping.scope(config, {"mtp_layers": len(present_in_mcore(reader.inventory()))})
+    if rows is not None:
+        scope.config = {**scope.config, "vocab_size": rows}
     plan.notes += [*reader.notes, *check_arguments(reader.args, mapping.arguments, scope, where=str(source))]
     packed = packing.only(plan.hf)
     packing, removed = packing_to_write(plan, packed, config, reference, options.dtype)

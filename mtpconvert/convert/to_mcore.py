@@ -37,7 +37,6 @@ from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, UsageError
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
-from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.plan import Plan, default_notes, plan_to_mcore, vocab_multiple
 from mtpconvert.mapping.versions import refuse_version
@@ -208,7 +207,7 @@ def _config_changes(plan: Plan, options: ToMcore) -> dict[str, Any]:
 
 def _arguments(opened: HfSource, options: ToMcore) -> dict[str, Plain]:
     plan = opened.plan
-    scope = Scope(opened.config, opened.mapping.defaults)
+    scope = opened.mapping.scope(opened.config)
     scope.symbols["mtp_layers"] = plan.mtp.written
     experts = moe_layers(plan.mcore, scope.integer("num_hidden_layers"))
     facts = Facts(

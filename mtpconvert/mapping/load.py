@@ -28,7 +28,7 @@ from mtpconvert.mapping.versions import load_unsupported
 SCHEMA = 1
 _TOP_KEYS = {
     "schema", "architecture", "mcore_model", "evidence", "include", "dims", "defaults", "layers", "place", "rows",
-    "variants", "mtp", "arguments", "unsupported",
+    "variants", "mtp", "arguments", "unsupported", "text", "passthrough",
 }  # fmt: skip
 _PRESENT = re.compile(r"[^{}]*\{(?:[A-Za-z_][\w.]*\+)?i\}[^{}]*")
 
@@ -73,6 +73,8 @@ def load_mapping(file: Path, shared: Path | None = None) -> Mapping:
         mtp=_mtp(file, table["mtp"]) if "mtp" in table else None,
         arguments=table_of(table.get("arguments", {}), file, "[arguments]"),
         unsupported=load_unsupported(file, table.get("unsupported", [])),
+        text=optional_text(file, "top level", table, "text"),
+        passthrough=texts_of(table.get("passthrough", []), file, "passthrough"),
     )
 
 

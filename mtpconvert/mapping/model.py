@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtpconvert.errors import ConfigError
+from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.layers import Selector
 
 
@@ -63,6 +65,9 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
+    """``text``: key of the config that holds the language model's. ``passthrough``: prefixes of HF tensors of other
+    parts of the model, which are set aside and come back."""
+
     file: Path
     architecture: str
     evidence: tuple[str, ...]
@@ -76,3 +81,27 @@ class Mapping:
     mtp: MtpRule | None
     arguments: MappingOf[str, Any]
     unsupported: tuple[Unsupported, ...] = ()
+    text: str | None = None
+    passthrough: tuple[str, ...] = ()
+
+    def scope(self, config: MappingOf[str, Any], symbols: MappingOf[str, int] | None = None) -> Scope:
+        """Where names of the mapping are looked up: the config of the language model, where another one holds it.
+
+        Whether embedding and head are tied is said at the top. Raises ConfigError for a config without that part.
+        """
+        table = config
+        if self.text is not None:
+            inner = config.get(self.text)
+            if not isinstance(inner, dict):
+                raise ConfigError(f"there is no table {self.text}", where=f"config.json: {self.text}")
+            outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+            table = {**config, **inner, **outer}
+        return Scope(table, self.defaults, dict(symbols or {}))
+
+    def config_key(self, key: str) -> str:
+        """Where config.json holds a key of the language model, dotted."""
+        return key if self.text is None else f"{self.text}.{key}"
+
+    def passes_through(self, name: str) -> bool:
+        """Whether an HF tensor belongs to another part of the model (vision), which Megatron's GPTModel is not."""
+        return name.startswith(self.passthrough) if self.passthrough else False

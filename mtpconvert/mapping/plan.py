@@ -16,7 +16,7 @@ from mtpconvert.errors import UsageError
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping import check
 from mtpconvert.mapping.dims import Scope
-from mtpconvert.mapping.expand import Expansion, expand, proven
+from mtpconvert.mapping.expand import Expansion, Expected, expand, proven
 from mtpconvert.mapping.model import Mapping as MappingFile
 from mtpconvert.mapping.mtp import (
     MCORE_MTP,
@@ -30,6 +30,7 @@ from mtpconvert.mapping.mtp import (
 from mtpconvert.mapping.prove import Proof
 from mtpconvert.tensors import Block, Copy, Fill, Inventory, TensorSpec, Tile
 
+OTHER_PART = "another part of the model than the language model, which is all that Megatron's GPTModel is"
 Direction = Literal["hf2mcore", "mcore2hf"]
 
 
@@ -127,7 +128,7 @@ def plan_to_mcore(
 
     Raises MtpLostError, UnmappedTensorError, CheckpointError, ConfigError, MappingError, NotABijectionError.
     """
-    scope = Scope(config, mapping.defaults)
+    scope = mapping.scope(config)
     declared = declared_mtp(config, mapping.mtp)
     dropped: list[TensorSpec] = []
     if drop_mtp:
@@ -144,6 +145,9 @@ def plan_to_mcore(
     vocab = scope.integer("vocab_size")
     expansion = expand(mapping, scope, -(-vocab // vocab_multiple) * vocab_multiple, source)
     proof = proven(mapping, expansion)
+    for name, spec in source.items():
+        if mapping.passes_through(name):
+            expansion.asides[name] = (Expected(name, spec.shape, None, "passthrough", None), OTHER_PART)
     asides = {name: reason for name, (_, reason) in expansion.asides.items() if name in source}
     copies = [copy for name, (_, copy) in expansion.aliases.items() if name in source]
     check.hf_source(expansion, source, scope.value("num_hidden_layers"), where)
@@ -169,7 +173,7 @@ def plan_to_hf(
 
     ``vocab_rows`` overrides the config's ``vocab_size``. Raises as ``plan_to_mcore`` does.
     """
-    scope = Scope(config, mapping.defaults)
+    scope = mapping.scope(config)
     declared = declared_mtp(config, mapping.mtp)
     dropped: list[TensorSpec] = []
     found = present_in_mcore(source)
@@ -187,7 +191,7 @@ def plan_to_hf(
         layers, note = agree(declared, found, mapping.mtp, _mtp_layer(mapping, config, "mcore"), where)
     scope.symbols["mtp_layers"] = layers
     if vocab_rows is not None:
-        scope.config = {**config, "vocab_size": vocab_rows}
+        scope.config = {**scope.config, "vocab_size": vocab_rows}
     padded = check.megatron_vocab_rows(source, scope.integer("vocab_size"), where)
     expansion = expand(mapping, scope, padded, reference)
     proof = proven(mapping, expansion)
@@ -198,6 +202,7 @@ def plan_to_hf(
     for copy in copies:
         hf[copy.tensor] = replace(hf[copy.source], name=copy.tensor)
     asides = {n: reason for n, (_, reason) in expansion.asides.items() if reference is not None and n in reference}
+    asides |= {name: OTHER_PART for name in reference or () if mapping.passes_through(name)}
     if reference is not None:
         check.reference_names(reference, hf, asides, scope.value("num_hidden_layers"), where)
     written = [spec for name, spec in hf.items() if check.mtp_of(expansion, name) is not None]
@@ -213,7 +218,7 @@ def _mtp_layer(
     """The function that names the tensors which an MTP layer should have on one side, were it there."""
 
     def names(layer: int) -> list[str]:
-        scope = Scope(config, mapping.defaults, {"mtp_layers": layer + 1})
+        scope = mapping.scope(config, {"mtp_layers": layer + 1})
         expansion = expand(mapping, scope, scope.integer("vocab_size"), None)
         entries = expansion.hf if side == "hf" else expansion.mcore
         return [entry.name for entry in entries.values() if entry.mtp == layer]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.errors import NotRepresentableError
-from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping, Unsupported
 from mtpconvert.mapping.toml_values import fail, known, optional_text, tables_of, text
 
@@ -33,7 +32,7 @@ def _one(file: Path, where: str, entry: dict[str, Any]) -> Unsupported:
 
 def refuse_version(mapping: Mapping, config: MappingOf[str, Any], version: str) -> None:
     """Raise NotRepresentableError where megatron-core ``version`` has no module for the model of ``config``."""
-    scope = Scope(config, mapping.defaults)
+    scope = mapping.scope(config)
     for entry in mapping.unsupported:
         applies = (entry.when is None or scope.truth(entry.when)) and not (entry.unless and scope.truth(entry.unless))
         if entry.version == version and applies:

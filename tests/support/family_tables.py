@@ -129,18 +129,63 @@ def sparse_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
 
 
 def qwen_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
-    """vLLM's qwen3_next_mtp.py: a layer that attends, under ``mtp.``, with one projection and three norms."""
-    hidden, last = config["hidden_size"], f"model.layers.{config['num_hidden_layers'] - 1}."
+    """vLLM's qwen3_next_mtp.py and qwen3_5_mtp.py: a layer that attends, under ``mtp.`` whatever stands before the
+    trunk's, with one projection and three norms."""
+    text = config.get("text_config", config)
+    root = "model.language_model." if "text_config" in config else "model."
+    hidden, last = text["hidden_size"], f"{root}layers.{text['num_hidden_layers'] - 1}."
     layer = {f"mtp.layers.{depth}." + n.removeprefix(last): s for n, s in trunk.items() if n.startswith(last)}
     norms = ("mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight")
     return layer | dict.fromkeys(norms, (hidden,)) | {"mtp.fc.weight": (hidden, 2 * hidden)}
+
+
+def exaone_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
+    """vLLM's exaone_moe_mtp.py: as Qwen's, but its layer is a dense one, as the trunk's first."""
+    hidden, first = config["hidden_size"], "model.layers.0."
+    layer = {f"mtp.layers.{depth}." + n.removeprefix(first): s for n, s in trunk.items() if n.startswith(first)}
+    norms = ("mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight")
+    return layer | dict.fromkeys(norms, (hidden,)) | {"mtp.fc.weight": (hidden, 2 * hidden)}
+
+
+def beside_vision(config: Config) -> Shapes:
+    """What ``save_pretrained`` writes for a model of text and images."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers.core_model_loading import revert_weight_conversion
+
+    from mtpconvert.evidence.transformers_model import quiet_transformers
+
+    with quiet_transformers(), torch.device("meta"):
+        auto: Any = AutoModelForImageTextToText
+        model = auto.from_config(AutoConfig.for_model(**config))
+        tensors = revert_weight_conversion(model, dict(model.state_dict()))
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def fused_experts(shapes: Shapes) -> Shapes:
+    """The published form of Qwen3.5-MoE's trunk and Qwen3.6-MoE's MTP: all experts in one tensor, gate above up
+    (modeling_qwen3_5_moe.py:Qwen3_5MoeExperts)."""
+    fused: Shapes = {}
+    experts = sum(name.endswith(".down_proj.weight") and ".0.mlp.experts." in name for name in shapes)
+    for name, shape in shapes.items():
+        stem, _, rest = name.partition(".mlp.experts.")
+        number, _, part = rest.partition(".")
+        if not rest or part == "up_proj.weight":
+            if not rest:
+                fused[name] = shape
+        elif number == "0" and part == "gate_proj.weight":
+            fused[f"{stem}.mlp.experts.gate_up_proj"] = (experts, 2 * shape[0], shape[1])
+        elif number == "0":
+            fused[f"{stem}.mlp.experts.down_proj"] = (experts, *shape)
+    return fused
 
 
 @dataclass(frozen=True)
 class Case:
     """``changes`` of the tiny config. ``trunk``: names and shapes; ``mtp``: of MTP layer ``depth``, given them.
 
-    ``unsupported``: versions of megatron-core that cannot hold it. ``specs``: layer specs that it has.
+    ``unsupported``: versions of megatron-core that cannot hold it, ``not_run``: whose forward of its MTP fails.
+    ``specs``: layer specs that it has.
     """
 
     architecture: str
@@ -150,6 +195,7 @@ class Case:
     depths: int = 0
     unsupported: tuple[str, ...] = ()
     specs: tuple[str, ...] = ("te", "local")
+    not_run: tuple[str, ...] = ()
 
     def config(self) -> Config:
         config = sample_configs(self.architecture)["tiny"] | self.changes
@@ -213,12 +259,34 @@ CASES: dict[str, Case] = {
         depths=1,
         specs=("te",),
     ),
+    "Qwen3.5": Case("Qwen3_5ForCausalLM", mtp=qwen_mtp, depths=1, specs=("te",)),
+    "Qwen3.5 with vision": Case(
+        "Qwen3_5ForConditionalGeneration", trunk=beside_vision, mtp=qwen_mtp, depths=1, specs=("te",)
+    ),
+    "Qwen3.5-MoE": Case("Qwen3_5MoeForCausalLM", mtp=qwen_mtp, depths=1, specs=("te",)),
+    "Qwen3.5-MoE as published": Case(
+        "Qwen3_5MoeForConditionalGeneration",
+        trunk=lambda config: fused_experts(beside_vision(config)),
+        mtp=lambda config, trunk, depth: qwen_mtp(config, beside_vision(config), depth),
+        depths=1,
+        specs=("te",),
+    ),
+    "Qwen3.6-MoE as published": Case(
+        "Qwen3_5MoeForConditionalGeneration",
+        trunk=lambda config: fused_experts(beside_vision(config)),
+        mtp=qwen_mtp,
+        depths=1,
+        specs=("te",),
+    ),
     "MiMo": Case("MiMoForCausalLM", trunk=mimo_trunk, mtp=mimo_mtp, depths=2),
     "Ling 2.0": Case("BailingMoeV2ForCausalLM", trunk=ling_trunk, mtp=appended(ling_extras), depths=1),
     "Ling 2.0 without MTP": Case(
         "BailingMoeV2ForCausalLM", {"num_nextn_predict_layers": 0, "tie_word_embeddings": True}, trunk=ling_trunk
     ),
     "HY-V3": Case("HYV3ForCausalLM", mtp=appended(ling_extras), depths=1),
+    # 0.16.1 counts MTP layers on after the trunk and looks for their entry in the list made of no_rope_freq
+    "K-EXAONE": Case("ExaoneMoeForCausalLM", mtp=exaone_mtp, depths=1, not_run=("0.16",)),
+    "K-EXAONE without MTP": Case("ExaoneMoeForCausalLM", {"num_nextn_predict_layers": 0}),
     "Phi-3": Case("Phi3ForCausalLM"),
     "Phi-4-mini": Case("Phi3ForCausalLM", {"tie_word_embeddings": True, "partial_rotary_factor": 0.75}),
     "gpt-oss": Case("GptOssForCausalLM"),
@@ -296,8 +364,9 @@ def _sparse(c: Config) -> int:
     return _deepseek(c) + (kinds.count("full") + c["num_nextn_predict_layers"]) * indexer
 
 
-def _qwen3_next(c: Config) -> int:
-    """Query and gate in one projection; a delta net has two input projections, a convolution, three vectors."""
+def _qwen_hybrid(c: Config) -> int:
+    """Query and gate in one projection; a delta net has projections, a convolution, three vectors."""
+    c = c.get("text_config", c)
     hidden, layers = c["hidden_size"], c["num_hidden_layers"]
     heads, groups, head = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
     attention = (3 * heads + 2 * groups) * head * hidden + 2 * head
@@ -305,8 +374,11 @@ def _qwen3_next(c: Config) -> int:
     value_heads, taps = c["linear_num_value_heads"], c["linear_conv_kernel_dim"]
     delta = (2 * keys + 3 * values + 2 * value_heads) * hidden + (2 * keys + values) * taps
     delta += 2 * value_heads + c["linear_value_head_dim"]
-    experts = c["num_experts"] * (3 * c["moe_intermediate_size"] * hidden + hidden)
-    rest = experts + 3 * c["shared_expert_intermediate_size"] * hidden + hidden + 2 * hidden
+    if "num_experts" in c:
+        experts = c["num_experts"] * (3 * c["moe_intermediate_size"] * hidden + hidden)
+        rest = experts + 3 * c["shared_expert_intermediate_size"] * hidden + hidden + 2 * hidden
+    else:
+        rest = 3 * c["intermediate_size"] * hidden + 2 * hidden
     attending = layers // c["full_attention_interval"]
     trunk = layers * rest + attending * attention + (layers - attending) * delta
     return _ends(c) + trunk + attention + rest + 2 * hidden * hidden + 3 * hidden
@@ -327,6 +399,14 @@ def _ling(c: Config) -> int:
     attention = _gqa(c, norms=True)
     trunk = layers * attention + dense * 3 * c["intermediate_size"] * hidden + (layers - dense) * moe
     return _ends(c) + trunk + c["num_nextn_predict_layers"] * (attention + moe + 2 * hidden * hidden + 3 * hidden)
+
+
+def _exaone(c: Config) -> int:
+    """The MTP layer is dense."""
+    hidden = c["hidden_size"]
+    dense = _gqa(c, norms=True) + 3 * c["intermediate_size"] * hidden
+    mtp = dense + 2 * hidden * hidden + 3 * hidden
+    return _ling(c | {"num_nextn_predict_layers": 0}) + c["num_nextn_predict_layers"] * mtp
 
 
 def _phi(c: Config) -> int:
@@ -350,10 +430,15 @@ ELEMENTS: dict[str, tuple[Callable[[Config], int], float]] = {
     "Glm4MoeLiteForCausalLM": (_deepseek, 30.6),
     "DeepseekV32ForCausalLM": (_sparse, 683.5),
     "GlmMoeDsaForCausalLM": (_sparse, 753.3),
-    "Qwen3NextForCausalLM": (_qwen3_next, 81.3),
+    "Qwen3NextForCausalLM": (_qwen_hybrid, 81.3),
+    "Qwen3_5ForCausalLM": (_qwen_hybrid, 9.2),
+    "Qwen3_5ForConditionalGeneration": (_qwen_hybrid, 9.2),
+    "Qwen3_5MoeForCausalLM": (_qwen_hybrid, 35.5),
+    "Qwen3_5MoeForConditionalGeneration": (_qwen_hybrid, 35.5),
     "MiMoForCausalLM": (_mimo, 7.8),
     "BailingMoeV2ForCausalLM": (_ling, 16.3),
     "HYV3ForCausalLM": (_ling, 298.8),
+    "ExaoneMoeForCausalLM": (_exaone, 237.1),
     "Phi3ForCausalLM": (_phi, 14.7),
     "GptOssForCausalLM": (_gpt_oss, 20.9),
 }
