@@ -11,6 +11,7 @@ from mtpconvert.audit.compare import Bench, compare_pairs
 from mtpconvert.audit.describe import Description
 from mtpconvert.audit.dtypes import dtypes_of, right_bits
 from mtpconvert.audit.findings import Finding, finding
+from mtpconvert.audit.less_one import about_less_one
 from mtpconvert.audit.outcomes import Bits, Outcome
 from mtpconvert.audit.plan import Plan
 from mtpconvert.audit.readers.side import Side
@@ -41,7 +42,7 @@ def audit_bits(left: Side, right: Side, one: Description, two: Description, plan
             for name, outcomes in by_tensor.items():
                 bad = [outcome for outcome in outcomes if not outcome.equal]
                 bits.findings += words.about(name, bad, outcomes) if bad else []
-            bits.findings += _padding(plan, left, right, bench)
+            bits.findings += _padding(plan, left, right, bench) + about_less_one(bench, bits.outcomes, left, right)
         else:
             bits.findings += [_unread(o, right) for o in bits.outcomes if o.error is not None]
         bits.findings += _copies(bits, left, right, trained)
@@ -106,6 +107,8 @@ class _Words:
         role = role_place(*known) if known else None
         cause = self.explainer.explain(bad)
         decoded = " once dequantised" if source in self.left.packed or name in self.right.packed else ""
+        if step := bad[0].pair.less_one:
+            decoded += f" once one is {'subtracted' if step == 'right' else 'added'}"
         text = f"{name}: {count} of {total} elements differ{decoded}, the first at {where}"
         text += f", which is {role}" if role else ""
         text += f"; cause: {cause}" if cause else ""

@@ -11,6 +11,7 @@ from mtpconvert.audit.describe import Description
 from mtpconvert.audit.elementwise import elementwise_cause
 from mtpconvert.audit.exchange import exchange_words
 from mtpconvert.audit.layouts import layout_cause, slice_cause, tail_cause
+from mtpconvert.audit.less_one import less_one_cause
 from mtpconvert.audit.outcomes import Outcome
 from mtpconvert.audit.pairs import Pair
 from mtpconvert.audit.pieces import Pieces, refine
@@ -47,7 +48,8 @@ class Explainer:
         try:
             pairs = [pair for pair in pairs if not self._same(pair)]
             return (
-                self._elementwise(bad)
+                self._less_one(bad)
+                or self._elementwise(bad)
                 or self._scales(bad)
                 or self._exchange(pairs)
                 or self._whole(bad)
@@ -58,6 +60,13 @@ class Explainer:
 
     def _same(self, pair: Pair) -> bool:
         return is_equal(self.bench, *self.bench.operands(pair, self.left, self.right))
+
+    def _less_one(self, bad: list[Outcome]) -> str | None:
+        causes = {
+            less_one_cause(self.bench, outcome, self.left, self.right) if outcome.pair.less_one else None
+            for outcome in bad
+        }
+        return causes.pop() if len(causes) == 1 else None
 
     def _elementwise(self, bad: list[Outcome]) -> str | None:
         causes = set()
@@ -84,6 +93,8 @@ class Explainer:
 
     def _whole(self, bad: list[Outcome]) -> str | None:
         """Hypotheses about the layout of the whole right tensor."""
+        if any(outcome.pair.less_one == "left" for outcome in bad):
+            return None  # the right is not what it is compared as
         name = bad[0].pair.right.tensor
         spec = self.right.inventory[name]
         if spec.nbytes > _IN_MEMORY or not spec.shape:
@@ -142,7 +153,7 @@ class Explainer:
     def _second(self, pair: Pair) -> Any:
         """The right operand of a pair, also where both are of one side."""
         mirrored = Pair(pair.right, pair.right, left_order=pair.right_order, right_order=pair.right_order,
-                        copy=pair.copy or "right")  # fmt: skip
+                        copy=pair.copy or "right", less_one="right" if pair.less_one == "left" else "")  # fmt: skip
         return self._array(self.right if mirrored.copy == "right" else self.left, mirrored)
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 from mtpconvert.audit.pairs import Pair, meet, narrowed, order_within
 from mtpconvert.audit.roles.algebra import Placement, Role
+from mtpconvert.audit.roles.vocabulary import is_minus_one, scale_of
 from mtpconvert.tensors import Box
 
 Key = tuple[str, str]
@@ -16,10 +17,15 @@ Holders = dict[Key, list[Placement]]
 def holders_of(placements: list[Placement]) -> Holders:
     held: Holders = defaultdict(list)
     for placement in placements:
-        held[placement.role.place, placement.role.name].append(placement)
+        held[key_of(placement.role)].append(placement)
     for group in held.values():
         group.sort(key=lambda placement: (placement.copy, placement.part))
     return held
+
+
+def key_of(role: Role) -> Key:
+    """Place and name. The scale of a norm and the scale less one say the same of the model, so they share a key."""
+    return role.place, scale_of(role.name)
 
 
 def elect(group: list[Placement], side: str) -> tuple[list[Placement], list[Pair]]:
@@ -50,8 +56,14 @@ def _near(group: list[Placement], part: Box) -> list[Placement]:
 def _pair(first: Placement, second: Placement, part: Box, copy: str = "") -> Pair:
     return Pair(
         narrowed(first, part), narrowed(second, part), first.role, part,
-        order_within(first, part), order_within(second, part), copy,
+        order_within(first, part), order_within(second, part), copy, _less_one(first.role, second.role),
     )  # fmt: skip
+
+
+def _less_one(first: Role, second: Role) -> str:
+    if first.name == second.name:
+        return ""
+    return "left" if is_minus_one(first.name) else "right"
 
 
 def compose(left: list[Placement], right: list[Placement]) -> list[Pair]:

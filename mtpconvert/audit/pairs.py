@@ -12,7 +12,8 @@ from mtpconvert.tensors import Block, Box, Inventory, Shape
 class Pair:
     """``left`` and ``right`` hold the same elements; ``left_order``/``right_order`` permute their extents (unit axes
     dropped) into the common order. ``role`` and ``part``: the meaning, where a description knows it.
-    ``copy``: both are of one side, and the second repeats the first."""
+    ``copy``: both are of one side, and the second repeats the first. ``less_one``: the block that holds the scales of
+    a norm less one, where the other holds the scales themselves ("left" or "right")."""
 
     left: Block
     right: Block
@@ -21,6 +22,7 @@ class Pair:
     left_order: tuple[int, ...] | None = None
     right_order: tuple[int, ...] | None = None
     copy: str = ""  # "left" or "right" when both blocks are of that side
+    less_one: str = ""
 
 
 def extents_of(box: Box) -> Shape:

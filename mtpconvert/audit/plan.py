@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mtpconvert.audit.compose import Holders, compose, elect, holders_of, role_words, uncovered
+from mtpconvert.audit.compose import Holders, compose, elect, holders_of, key_of, role_words, uncovered
 from mtpconvert.audit.describe import Description
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import MtpLayers
@@ -105,7 +105,7 @@ def _tie_by_name(side: Side) -> list[Pair]:
 def _incomplete(description: Description, label: str, known: set[str]) -> list[Finding]:
     """What a side's own config calls for and the side does not have; ``known``: reported already, as missing."""
     held = holders_of(description.usable)
-    absent = [p for p in description.absent if (p.role.place, p.role.name) not in held and p.block.tensor not in known]
+    absent = [p for p in description.absent if key_of(p.role) not in held and p.block.tensor not in known]
     found: list[Finding] = []
     layers: dict[str, list[str]] = {}
     for placement in absent:

@@ -62,10 +62,15 @@ class Files:
 
 
 class Operand:
-    """One side of a comparison: a block of one tensor of one Side, its extents in the common order."""
+    """One side of a comparison: a block of one tensor of one Side, its extents in the common order.
 
-    def __init__(self, side: Side, block: Block, order: tuple[int, ...] | None = None) -> None:
-        self.side, self.block, self.order = side, block, order
+    ``less_one``: each number is read less one, for comparison with what a zero-centred norm keeps.
+    """
+
+    def __init__(
+        self, side: Side, block: Block, order: tuple[int, ...] | None = None, *, less_one: bool = False
+    ) -> None:
+        self.side, self.block, self.order, self.less_one = side, block, order, less_one
         spec = side.inventory[block.tensor]
         if DTYPE_BITS[spec.dtype] < 8:  # packed: only whole tensors, as bytes
             block = Block(block.tensor, (spec.nbytes,), (spec.nbytes,), ((0, spec.nbytes),))
@@ -167,6 +172,14 @@ class Reader:
 
     def fill(self, operand: Operand, window: Box, buffer: Buffer) -> int:
         """Read the window in C order; returns its length in bytes. Packed tensors come decoded."""
+        length = self._fill(operand, window, buffer)
+        if operand.less_one:
+            from mtpconvert.audit.less_one import subtract_one
+
+            subtract_one(buffer.array[:length], operand.dtype)
+        return length
+
+    def _fill(self, operand: Operand, window: Box, buffer: Buffer) -> int:
         if operand.tensor in operand.side.packed:
             if self._decoder is None:
                 from mtpconvert.audit.dequantise import Decoder

@@ -5,7 +5,8 @@ Every definition is in terms of the mathematics, never of a framework's storage.
 
 A norm's role holds its scale: ``scale * x / rms(x)``. Where a framework keeps ``scale - 1`` instead ("1 + w",
 zero-centred), the role is ``minus_one(name)``: another meaning, so that bytes of the two conventions never pass for
-equal. Which of the two holds is for each half to say, tensor by tensor; sides that differ in it are one codec apart.
+equal. Which of the two holds is for each half to say, tensor by tensor; where sides differ in it, ``audit/less_one``
+compares them.
 """
 
 _ROLES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -104,11 +105,12 @@ _ROLES: dict[str, tuple[tuple[str, ...], str]] = {
     "mtp.final_norm": (("column",), "scale of the norm after the MTP layer, before the head"),
 }
 
+_MINUS_ONE = ".minus_one"
 _SCALES = tuple(name for name in _ROLES if name.endswith(("norm", "norm.joint", "norm.nope", "norm.rope")))
 
 ROLES: dict[str, tuple[tuple[str, ...], str]] = {
     **_ROLES,
-    **{f"{name}.minus_one": (_ROLES[name][0], f"{_ROLES[name][1]}, less one") for name in _SCALES},
+    **{name + _MINUS_ONE: (_ROLES[name][0], f"{_ROLES[name][1]}, less one") for name in _SCALES},
 }
 
 
@@ -116,4 +118,19 @@ def minus_one(norm: str) -> str:
     """The role of the norm ``norm`` where ``scale - 1`` is kept; raises KeyError for a role that is no norm's scale."""
     if norm not in _SCALES:
         raise KeyError(f"{norm} is not the scale of a norm")
-    return f"{norm}.minus_one"
+    return norm + _MINUS_ONE
+
+
+def is_norm(role: str) -> bool:
+    """Whether the role is the scale of a norm, kept either way."""
+    return scale_of(role) in _SCALES
+
+
+def is_minus_one(role: str) -> bool:
+    """Whether ``scale - 1`` is kept under this role."""
+    return role.endswith(_MINUS_ONE)
+
+
+def scale_of(role: str) -> str:
+    """The norm that ``minus_one`` made the role of; any other role as it is."""
+    return role.removesuffix(_MINUS_ONE)
