@@ -104,6 +104,8 @@ def _tie_by_name(side: Side) -> list[Pair]:
 
 def _incomplete(description: Description, label: str, known: set[str]) -> list[Finding]:
     """What a side's own config calls for and the side does not have; ``known``: reported already, as missing."""
+    if not description.absent:
+        return []
     held = holders_of(description.usable)
     absent = [p for p in description.absent if key_of(p.role) not in held and p.block.tensor not in known]
     found: list[Finding] = []
