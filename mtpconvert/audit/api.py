@@ -84,9 +84,13 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
 
         findings += check_packed(one, two, plan, bits if level == "bits" else None, trained)
     if level == "bits" and one.stored and not trained:
-        from mtpconvert.audit.kept_scales import check_kept_scales
+        from mtpconvert.audit.kept import check_kept_scales
 
         findings += check_kept_scales(one, two, plan)
+    if one.is_huggingface != two.is_huggingface:
+        from mtpconvert.audit.kept import check_other_part
+
+        findings += check_other_part(one, two, "trained" if trained else level)
     findings += missing_findings(plan, one, two, here, there)
     equal = with_scales(bits.equal, two) if level == "bits" else None
     ledger = make_ledger(one, two, here, there, about_one, about_two, equal)

@@ -14,6 +14,15 @@ from mtpconvert.audit.segments import grid_groups
 from mtpconvert.tensors import Block
 
 
+def other_part(side: Side) -> set[str]:
+    """Names of a Hugging Face side that belong to another model than the language model: vision."""
+    if not side.is_huggingface:
+        return set()
+    from mtpconvert.audit.roles.huggingface import of_another_model
+
+    return {name for name in side.inventory if of_another_model(name, side.config or {})}
+
+
 def check_cover(side: Side, placements: list[Placement]) -> tuple[list[Placement], list[Finding]]:
     """The placements that can be used, and a finding for every tensor that they do not name exactly once.
 
@@ -36,7 +45,7 @@ def check_cover(side: Side, placements: list[Placement]) -> tuple[list[Placement
             if name in inventory:
                 text = f"{name}: the description of {placement.role.name} {why}"
                 findings.append(finding("role-overlap", text, side=side.label, tensor=name, role=placement.role.name))
-    for name in sorted(inventory.keys() - alone.keys()):
+    for name in sorted(inventory.keys() - alone.keys() - other_part(side)):
         text = f"{name}: no meaning is known for it, so it was not compared"
         findings.append(finding("role-unknown", text, side=side.label, tensor=name))
     known: tuple[object, object] = (None, None)  # box and grid that are whole: neighbouring experts share theirs

@@ -42,8 +42,10 @@ def placements(config: Mapping[str, Any], inventory: Inventory) -> list[Placemen
 
 
 def of_another_model(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether the tensor belongs to a model beside the language model (vision), which has no roles."""
-    return name.startswith(_family(config).beside)
+    """Whether the tensor belongs to a model beside the language model (vision), which has no roles; never so in an
+    architecture that has no table."""
+    named = config.get("architectures") or [None]
+    return named[0] in FAMILIES and name.startswith(FAMILIES[named[0]].beside)
 
 
 def expected_dtype(name: str, config: Mapping[str, Any]) -> str | None:
