@@ -128,6 +128,15 @@ FAMILIES = (
         ("NemotronH*",), ("nemotron_h*",),
         (r"^(?:\w+\.)*backbone\.layers\.\d+\.mixer\.|(?:^|\.)mtp\.layers\.\d+\.mixer\.",),
     ),
+    Refused(
+        "GigaChat-3.5", "stock megatron-core has no gated norms on both sides of attention and MLP, and no delta nets"
+        " beside multi-latent attention", ("GigaChat35*",), ("gigachat35",),
+        (r"\.post_(?:self_attn|mlp)_layernorm\.",),
+    ),
+    Refused(
+        "Mellum 2", "its full and its sliding layers rotate by different bases; stock GPTModel has one rotary_base",
+        ("Mellum*",), ("mellum",), (r"\.self_attn\.q_proj\.",),
+    ),
     Refused("Ling 2.5 to 3.0", _LINEAR, ("BailingHybrid*", "BailingMoeV2_5*", "BailingMoeV3*"), ("bailing_hybrid",)),
     Refused(
         "MiniMax-M3", "stock megatron-core has no attention with MiniMax's sparse index",

@@ -20,6 +20,8 @@ TRUNKS = {
     "openpangu": ("PanguUltraMoEForCausalLM", "pangu_ultra_moe", "post_mlp_layernorm", "no module for sandwich norms"),
     "olmo 2": ("Olmo2ForCausalLM", "olmo2", "post_feedforward_layernorm", "normed after attention and MLP"),
     "olmo 3": ("Olmo3ForCausalLM", "olmo3", "self_attn.q_norm", "no q and k norms over all heads at once"),
+    "mellum": ("MellumForCausalLM", "mellum", "self_attn.q_proj", "rotate by different bases"),
+    "gigachat": ("GigaChat35ForCausalLM", "gigachat35", "post_mlp_layernorm", "no gated norms on both sides"),
     "minimax m2": ("MiniMaxM2ForCausalLM", "minimax_m2", "self_attn.k_norm", "no q and k norms over all heads at once"),
 }
 
