@@ -2,7 +2,7 @@
 
 from mtpconvert.convert.argument_check import check_arguments
 from mtpconvert.convert.argument_names import Plain
-from mtpconvert.convert.argument_rules import Facts, check_rules, megatron_arguments, moe_layers
+from mtpconvert.convert.argument_rules import Facts, check_rules, megatron_arguments, moe_layers, mtp_spec_layer
 from mtpconvert.convert.launch_flags import launch_flags, without_flag
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "launch_flags",
     "megatron_arguments",
     "moe_layers",
+    "mtp_spec_layer",
     "without_flag",
 ]

@@ -27,7 +27,7 @@ from mtpconvert.convert.configs import change_config, read_config
 from mtpconvert.convert.copies import compare_copies
 from mtpconvert.convert.decoded_reader import DecodedReader
 from mtpconvert.convert.execute import execute
-from mtpconvert.convert.notes import drop_notes
+from mtpconvert.convert.notes import drop_notes, spec_notes
 from mtpconvert.convert.packings import Packing, packing_of
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks, Conversion
@@ -161,6 +161,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         *plan.notes,
         *compare_copies(plan, reader, use_trunk=options.mtp_copies == "use-trunk"),
         *drop_notes(plan),
+        *spec_notes(plan),
         *left_out_notes(source),
         *without_flag(arguments),
         *computed.notes(),

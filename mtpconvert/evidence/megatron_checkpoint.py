@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtpconvert.convert.arguments import mtp_spec_layer
 from mtpconvert.errors import CheckpointError, ConfigError, some
 from mtpconvert.evidence.megatron_model import load_into, model_from_args, te_keys
 from mtpconvert.mapping.mtp import present_in_mcore
@@ -39,10 +40,11 @@ def open_megatron(iteration_dir: Path, *, dtype: str, device: str = "cpu") -> Me
 
     reader = TorchDistReader(iteration_dir)
     where = str(iteration_dir)
-    args, present = _plain(reader, where), len(present_in_mcore(reader.inventory()))
+    args, names = _plain(reader, where), list(reader.inventory())
+    present, mtp_like = len(present_in_mcore(names)), mtp_spec_layer(names)
     reader.close()
     try:
-        model = model_from_args(args, dtype=getattr(torch, dtype), device=device)
+        model = model_from_args(args, dtype=getattr(torch, dtype), device=device, mtp_like=mtp_like)
     except (KeyError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
             f"megatron-core builds no model from the checkpoint's args: {type(error).__name__}: {error}",
@@ -64,7 +66,7 @@ def open_megatron(iteration_dir: Path, *, dtype: str, device: str = "cpu") -> Me
             where=where,
             next_step="run mtpconvert audit against what it was made from",
         )
-    return MegatronModel(model, args, _how(keys), present)
+    return MegatronModel(model, args, _how(keys, mtp_like), present)
 
 
 def _plain(reader: TorchDistReader, where: str) -> dict[str, Any]:
@@ -79,10 +81,12 @@ def _plain(reader: TorchDistReader, where: str) -> dict[str, Any]:
     return {name: value for name, value in reader.args.items() if type(value) in plain}
 
 
-def _how(keys: dict[str, str]) -> str:
+def _how(keys: dict[str, str], mtp_like: int) -> str:
     how = "local layer spec, loaded by megatron-core's dist_checkpointing.load"
     if keys:
         how += f"; {len(keys)} norms asked for under their Transformer Engine names"
+    if mtp_like >= 0:
+        how += f"; MTP layers by the spec of decoder layer {mtp_like}, which Megatron's stock MTP block does not take"
     return how
 
 

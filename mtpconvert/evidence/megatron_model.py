@@ -101,12 +101,12 @@ def transformer_config(args: Mapping[str, Any] | Namespace, *, spec: str, dtype:
     return config
 
 
-def _layer_specs(config: Any, te: bool) -> tuple[Any, Any]:
+def _layer_specs(config: Any, te: bool, mtp_like: int) -> tuple[Any, Any]:
     """The decoder's spec and the MTP block's, as ``GPTModelBuilder.build_model`` chooses them."""
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
     if getattr(config, "experimental_attention_variant", None) is not None:
-        # GPTModelBuilder takes this block for the decoder and has no MTP for it; an MTP layer is as its last layer
+        # GPTModelBuilder takes this block for the decoder, no MTP; an MTP layer is as its last layer
         from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
 
         decoder = variants.get_transformer_block_with_experimental_attention_variant_spec(config)
@@ -133,7 +133,7 @@ def _layer_specs(config: Any, te: bool) -> tuple[Any, Any]:
     layers = specs.get_gpt_decoder_layer_specs(
         config, use_transformer_engine=te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
     )
-    return decoder, specs.get_gpt_mtp_block_spec(config, layers[-1], use_transformer_engine=te)
+    return decoder, specs.get_gpt_mtp_block_spec(config, layers[mtp_like], use_transformer_engine=te)
 
 
 @quietly
@@ -147,11 +147,12 @@ def model_from_args(
     vocab_rows: int | None = None,
     dtype: Any = None,
     device: str = "cpu",
+    mtp_like: int = -1,
 ) -> Any:
     """The real ``GPTModel`` of this rank, weights as megatron-core initialises them, in eval mode.
 
     ``spec``: ``"local"``, or ``"te"`` where there is a ``transformer_engine``. ``vocab_rows`` overrides
-    ``padded_vocab_size``. ``dtype``: a torch dtype; None is float32.
+    ``padded_vocab_size``. ``dtype``: None is float32. ``mtp_like``: as ``convert.arguments.mtp_spec_layer`` says.
     """
     import torch
 
@@ -170,7 +171,7 @@ def model_from_args(
         "expert_model_parallel_size": ep,
     }
     config = transformer_config(a, spec=spec, dtype=dtype, **sizes)
-    decoder, mtp = _layer_specs(config, spec == "te")
+    decoder, mtp = _layer_specs(config, spec == "te", mtp_like)
     model = GPTModel(
         config=config,
         transformer_layer_spec=decoder,

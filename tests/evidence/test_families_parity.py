@@ -17,7 +17,7 @@ from tests.support.mcore_cpu import version
 LENGTH = 24
 INSTALLED = version().rpartition(".")[0]
 RUNNABLE = {name: case for name, case in CASES.items() if "local" in case.specs and INSTALLED not in case.unsupported}
-MTP = [name for name, case in RUNNABLE.items() if case.depths]
+MTP = [name for name, case in RUNNABLE.items() if case.depths and INSTALLED not in case.not_run]
 TRUNK = [name for name, case in RUNNABLE.items() if case.trunk is transformers_shapes and not case.depths]
 
 

@@ -13,7 +13,10 @@ from mtpconvert.convert.launch_flags import NOT_RESTORED, RESTORED
 from mtpconvert.mapping.catalogue import architectures, sample_configs
 from tests.support.mcore_cpu import cpu_patches, quiet
 
-ELSEWHERE = {"norm_epsilon": "layernorm_epsilon"}  # flag and argument of 0.19.2 differ in name
+ELSEWHERE = {  # flag and argument of 0.19.2 differ in name
+    "norm_epsilon": "layernorm_epsilon",
+    "apply_layernorm_1p": "layernorm_zero_centered_gamma",
+}
 SIZES = {
     "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 4, "expert_model_parallel_size": 8,
     "expert_tensor_parallel_size": 2,

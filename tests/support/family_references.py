@@ -39,7 +39,10 @@ def trunk_and_mtp(source: Path, scratch: Path, tokens: torch.Tensor) -> Trace:
     depths = config["num_nextn_predict_layers"]
     main.config.num_mtp_layers = depths  # transformers has the layers of every family, and looks for this name
     if getattr(main.config, "mlp_layer_types", None) is not None:
-        main.config.mtp_mlp_layer_types = ["sparse"] * depths
+        dense = config["architectures"] == ["ExaoneMoeForCausalLM"]
+        main.config.mtp_mlp_layer_types = ["dense" if dense else "sparse"] * depths
+    if getattr(main.config, "layer_types", None) is not None:
+        main.config.mtp_layer_types = ["sliding_attention"] * depths
     return transformers_forward.trace(TransformersModel(main, load_mtp(main, list(tensors)), "", True, depths), tokens)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from mtpconvert.convert.arguments import mtp_spec_layer
+from mtpconvert.stores.torch_dist.reader import TorchDistReader
 from tests.support import mcore, mcore_cpu
 from tests.support.mcore_kinds import torch_delta_rule
 
@@ -109,8 +111,9 @@ def ask_and_load(directories: dict[str, list[str]]) -> dict[str, list[dict[str, 
             args = mcore.common_state(directory)["args"]
             if getattr(args, "experimental_attention_variant", None) == "gated_delta_net":
                 torch_delta_rule()
+            like = mtp_spec_layer(TorchDistReader(directory).inventory())
             try:
-                model = mcore.model_from_args(args, spec=spec)
+                model = mcore.model_from_args(args, spec=spec, mtp_like=like)
             except ValueError as error:  # megatron-core's word for a config that it has no modules for
                 results[spec].append({"error": str(error)})
                 continue
