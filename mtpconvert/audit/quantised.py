@@ -10,6 +10,7 @@ from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import MtpLayers
 from mtpconvert.audit.packed import schemes
 from mtpconvert.audit.readers.side import Side
+from mtpconvert.errors import some
 
 _EXCLUDES = (
     "modules_to_not_convert",
@@ -67,12 +68,16 @@ def check_quantisation(side: Side, mtp: MtpLayers) -> list[Finding]:
             fault("quant-never-packed", text, weight_of[stem])
     if not declared:
         if quantised:
-            text = f"{len(quantised)} modules are quantised and config.json has no quantization_config"
-            fault("quant-undeclared", text, min(quantised))
+            modules = sorted(quantised)
+            text = f"{len(modules)} modules are quantised and config.json has no quantization_config: {some(modules)}"
+            fault("quant-undeclared", text, modules[0], count=len(modules), modules=modules)
         return found
     if not quantised:
-        for path, _ in declared:
-            fault("quant-stale-config", f"config.json: {path} is there and not one tensor is quantised; remove {path}")
+        for path, scheme in declared:
+            modules = _plain_modules(side, scheme, quantised)
+            named = f"; stored plain: {some(modules)}" if modules else ""
+            text = f"config.json: {path} is there and not one tensor is quantised{named}; remove {path}"
+            fault("quant-stale-config", text, key=path, count=len(modules), modules=modules)
         return found
     _check_modules(side, mtp, declared, quantised, fault)
     return found
@@ -118,20 +123,12 @@ def _check_modules(
     side: Side, mtp: MtpLayers, declared: list[tuple[str, dict[str, Any]]], quantised: set[str], fault: Any
 ) -> None:  # fmt: skip
     path, scheme = declared[0]
-    method = str(scheme.get("quant_method", "")).lower()
-    usual = "modules_to_not_convert" if method in ("fp8", "mxfp4") else "ignore"
-    key, excluded = next(((k, list(scheme[k])) for k in _EXCLUDES if isinstance(scheme.get(k), list)), (usual, []))
+    key, excluded = _excluded(scheme)
     mtp_names = mtp.all_names()
     plain_mtp: list[str] = []
     plain: list[str] = []
-    for name, spec in side.inventory.items():
-        if not name.endswith(".weight") or len(spec.shape) != 2 or spec.dtype not in _PLAIN:
-            continue
-        stem = name.removesuffix(".weight")
-        if _NEVER.search(stem) or _ROUTER.search(stem) or (method == "fp8" and stem.endswith(_PLAIN_IN_FP8)):
-            continue
-        if not is_excluded(stem, excluded) and stem not in quantised:
-            (plain_mtp if name in mtp_names else plain).append(stem)
+    for stem in _plain_modules(side, scheme, quantised):
+        (plain_mtp if stem + ".weight" in mtp_names else plain).append(stem)
     for stem in sorted(quantised):
         if is_excluded(stem, excluded):
             fault("quant-excluded-packed", f"{stem} is stored quantised and {path}.{key} excludes it", stem)
@@ -145,6 +142,31 @@ def _check_modules(
             )
             mtp_or_none = code == "quant-mtp-plain" or None
             fault(code, text, stems[0] + ".weight", count=len(stems), modules=stems, mtp=mtp_or_none)
+
+
+def _method(scheme: dict[str, Any]) -> str:
+    return str(scheme.get("quant_method", "")).lower()
+
+
+def _excluded(scheme: dict[str, Any]) -> tuple[str, list[Any]]:
+    """The key under which the scheme lists what it leaves plain (the usual one where there is none), and the list."""
+    usual = "modules_to_not_convert" if _method(scheme) in ("fp8", "mxfp4") else "ignore"
+    return next(((key, list(scheme[key])) for key in _EXCLUDES if isinstance(scheme.get(key), list)), (usual, []))
+
+
+def _plain_modules(side: Side, scheme: dict[str, Any], quantised: set[str]) -> list[str]:
+    """Modules that the scheme covers and that are stored as plain floats."""
+    excluded, fp8 = _excluded(scheme)[1], _method(scheme) == "fp8"
+    found: list[str] = []
+    for name, spec in side.inventory.items():
+        if not name.endswith(".weight") or len(spec.shape) != 2 or spec.dtype not in _PLAIN:
+            continue
+        stem = name.removesuffix(".weight")
+        if _NEVER.search(stem) or _ROUTER.search(stem) or (fp8 and stem.endswith(_PLAIN_IN_FP8)):
+            continue
+        if not is_excluded(stem, excluded) and stem not in quantised:
+            found.append(stem)
+    return found
 
 
 def _suggest(stems: list[str], mtp: MtpLayers | None) -> str:

@@ -95,3 +95,19 @@ def test_scheme_against_storage(
 def test_a_nested_stale_scheme_is_named_by_its_path(tmp_path: Path) -> None:
     codes = found(write(tmp_path / "x", GATE, {"quant_method": "fp8"}, nested=True))
     assert "remove text_config.quantization_config" in codes["quant-stale-config"]
+
+
+def test_leftover_and_lost_schemes_name_the_modules_from_headers_alone(tmp_path: Path) -> None:
+    """Of bf16 under an FP8 scheme those that it covers: not the router, the embedding and what it excludes."""
+    plain = (
+        GATE | {f"model.layers.{n}.mlp.up_proj.weight": BF16 for n in range(3)} | {"model.embed_tokens.weight": BF16}
+    )
+    stale = write(tmp_path / "stale", plain, {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.2"]})
+    lost = write(tmp_path / "lost", FP8_TRUNK | GATE, None)
+    report = {f.code: f for f in audit(stale, lost, level="headers").findings}
+    covered = ["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"]
+    assert report["quant-stale-config"].detail["modules"] == covered
+    assert f"stored plain: {', '.join(covered)}; remove quantization_config" in report["quant-stale-config"].message
+    packed = sorted(name.removesuffix(".weight") for name, spec in FP8_TRUNK.items() if spec[0] == "F8_E4M3")
+    assert report["quant-undeclared"].detail["modules"] == packed
+    assert report["quant-undeclared"].message.endswith(", ".join(packed))
