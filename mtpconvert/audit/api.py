@@ -69,6 +69,10 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
     findings += check_arguments(one, two) + check_remote_code(one) + check_remote_code(two)
     if one.is_huggingface and two.is_huggingface:
         findings += check_side_files(one, two)
+    if one.kind == two.kind == "gguf":
+        from mtpconvert.audit.readers.gguf import check_gguf
+
+        findings += check_gguf(one, two)
     findings += check_mass(one, two, plan) + check_itself(one, two)
     if level == "headers" or trained:
         findings += check_dtypes(one, two, plan)

@@ -34,7 +34,7 @@ def check_counts(side: Side, mtp: MtpLayers, base: Side | None = None) -> list[F
 
 def _mtp_counts(side: Side, mtp: MtpLayers) -> list[Finding]:
     source = side.config if side.is_huggingface else side.arguments
-    label = "config.json" if side.is_huggingface else "arguments"
+    label = {"huggingface": "config.json", "gguf": "metadata"}.get(side.kind, "arguments")
     found: list[Finding] = []
 
     def fault(code: str, message: str, key: str | None = None) -> None:

@@ -41,6 +41,8 @@ def describe(side: Side, other: Side) -> Description:
     """The description of ``side``; the other side's config fills in what a Megatron checkpoint does not say."""
     if (kind := side_kind(side)).whole:  # its config may name the architecture that its layers are taken from
         return Description(why_not=f"a draft model of {kind.many}, which belongs to a target")
+    if side.kind == "gguf":
+        return Description(why_not="a GGUF file, which can be compared with another one only")
     try:
         if side.is_huggingface:
             from mtpconvert.audit.roles import huggingface

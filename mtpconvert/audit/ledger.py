@@ -88,8 +88,9 @@ def _sentence(kind: Kind, layer: int, expected: int, theirs: list[str], same: in
 
 def _summary(side: Side, layers: MtpLayers, rows: list[LayerLedger]) -> str:
     count, kind = declared(side), layers.kind
-    if side.is_huggingface:
-        says = f"config declares {number_of(count, kind)}" if count is not None else "config says nothing about MTP"
+    if side.is_huggingface or side.kind == "gguf":
+        where = "config" if side.is_huggingface else "metadata"
+        says = f"{where} declares {number_of(count, kind)}" if count is not None else f"{where} says nothing about MTP"
     elif side.arguments is None:
         says = "no arguments in the checkpoint"
     else:

@@ -26,7 +26,8 @@ UNDECLARED_IS_USUAL = frozenset({"qwen3_next", "mimo_v2_flash", "mimo_v2", "mimo
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _LAYERS = re.compile(
-    r"^(?P<root>(?:(?:model|language_model|llm|backbone|transformer|text_model|module)\.)*layers\.)(?P<n>\d+)\.", re.A
+    r"^(?P<root>(?:(?:model|language_model|llm|backbone|transformer|text_model|module)\.)*layers\.|blk\.)(?P<n>\d+)\.",
+    re.A,
 )
 _NUMBERED = re.compile(
     r"^(?P<prefix>(?:\w+\.)*?(?:mtp\.layers|mtp_layers|mtp_block|mtp_emb_norm|mtp_hidden_norm|mtp_linear_proj|mtp))\.(?P<k>\d+)\.",
@@ -112,6 +113,8 @@ def mtp_layers(side: Side) -> MtpLayers:
     """Sort the MTP tensors of a side by layer."""
     if side.is_huggingface:
         return layers_of(side.inventory, side.config or {}, side_kind(side))
+    if side.kind == "gguf":
+        return layers_of(side.inventory, side.arguments or {}, MTP)
     return layers_of(side.inventory, None, MTP)
 
 
@@ -171,6 +174,8 @@ def _marked_layers(names: Collection[str]) -> set[int]:
 
 def expected_prefix(side: Side, other: MtpLayers | None = None) -> str:
     """Where MTP layer 0 would stand on this side."""
+    if side.kind == "gguf":
+        return f"blk.{trunk_layers(side.arguments)}."
     if not side.is_huggingface:
         return "mtp.layers.0."
     if other is not None and 0 in other.prefix:

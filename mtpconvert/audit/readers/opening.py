@@ -14,10 +14,16 @@ _LATEST = "latest_checkpointed_iteration.txt"
 
 
 def open_side(path: Path, label: str, seen: Seen | None = None) -> Side:
-    """A Hugging Face directory, a Megatron root, or one iteration of it. CheckpointError says what was looked for.
+    """A Hugging Face directory, a Megatron root, one iteration of it, or GGUF (a file, or the folder of
+    a split one). CheckpointError says what was looked for.
 
     ``seen``: what the files of the other side said.
     """
+    if path.suffix == ".gguf" or (any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
+        from mtpconvert.audit.readers.gguf import open_gguf
+
+        if path.exists():
+            return open_gguf(path, label)
     if not path.is_dir():
         raise CheckpointError("no such directory", where=str(path), next_step="audits read local directories only")
     folder = _iteration(path)
