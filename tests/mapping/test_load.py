@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import tomllib
 from pathlib import Path
@@ -17,6 +18,7 @@ from mtpconvert.mapping.catalogue import architectures, file_of, load, sample_co
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import Expansion, expand
 from mtpconvert.mapping.load import load_mapping
+from mtpconvert.mapping.model import Row
 from mtpconvert.mapping.prove import prove
 from tests.support.mapping_files import BASE, CONFIG, written
 
@@ -256,22 +258,37 @@ def test_shipped_file_is_a_bijection_on_its_sample_configs(architecture: str) ->
     assert mapping.evidence
     for config in sample_configs(architecture).values():
         assert config["architectures"] == [architecture]
-    scope = Scope(sample_configs(architecture)["tiny"], mapping.defaults, {"mtp_layers": 1 if mapping.mtp else 0})
+    scope = mapping.scope(sample_configs(architecture)["tiny"], {"mtp_layers": 1 if mapping.mtp else 0})
     expansion = expand(mapping, scope, scope.integer("vocab_size") + 30, None)
     prove(expansion.tiles, expansion.fills)
 
 
+class NamesOf:
+    """The HF names of some row groups, under any prefix and of any expert: what chooses them among variants."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.ends = tuple(name.replace("{e}", "0") for row in rows for name in row.hf)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.endswith(self.ends)
+
+
 @pytest.mark.parametrize("architecture", architectures())
 def test_every_row_of_a_shipped_file_is_used_by_some_config(architecture: str) -> None:
-    """A row that no config reaches would never have been proven; both settings of every switch are tried."""
+    """A row that no config reaches would never have been proven; both settings of every switch are tried, every group
+    of every variant, and the first layer without experts."""
     mapping = load(file_of(architecture))
     tiny = sample_configs(architecture)["tiny"]
     rows = {row.place for group in mapping.rows.values() for row in group}
     switches = {key for group in mapping.rows.values() for row in group for key in (row.when, row.unless) if key}
+    dense = [{}, {"mlp_only_layers": [0]}] if "mlp_only_layers" in mapping.defaults else [{}]
+    choices = max(map(len, mapping.variants.values()), default=1)
     used: set[str] = set()
-    for value in (1, None):
-        scope = Scope(tiny | dict.fromkeys(switches, value), mapping.defaults, {"mtp_layers": 1})
-        expansion = expand(mapping, scope, scope.integer("vocab_size") + 30, None)
+    for value, without, choice in itertools.product((1, None), dense, range(choices)):
+        scope = mapping.scope(tiny, {"mtp_layers": 1})
+        scope.config = {**scope.config, **dict.fromkeys(switches, value), **without}
+        chosen = [row for groups in mapping.variants.values() for row in mapping.rows[groups[choice % len(groups)]]]
+        expansion = expand(mapping, scope, scope.integer("vocab_size") + 30, NamesOf(chosen))
         prove(expansion.tiles, expansion.fills)
         for table in (expansion.hf, expansion.mcore):
             used |= {entry.row for entry in table.values()}
