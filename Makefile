@@ -48,7 +48,7 @@ test: $(VENV)/.test
 	set -x; $(PY) -m pytest -n $(WORKERS) --dist loadfile $$without $(PYTEST_ARGS)
 
 test-mcore-next: $(VENV_NEXT)/.test
-	$(PY_NEXT) -m pytest tests/mcore_next $(PYTEST_ARGS)
+	$(PY_NEXT) -m pytest -n $(WORKERS) --dist loadfile tests/mcore_next $(PYTEST_ARGS)
 
 # Each says by its exit code whether its figures are met; all are run. The others in benchmarks/ only help these.
 bench: $(VENV)/.test
@@ -97,6 +97,6 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(PY)
 $(VENV_NEXT)/.test: pyproject.toml constraints.txt Makefile | $(PY_NEXT)
 	@echo 'installing torch, transformers and megatron-core 0.19.2 into $(VENV_NEXT): some minutes, once'
 	@$(PY_NEXT) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable . \
-		hypothesis packaging psutil pytest safetensors torch transformers triton
+		hypothesis packaging psutil pytest pytest-xdist safetensors torch transformers triton
 	@$(PY_NEXT) -m pip install $(PIP_FLAGS) --ignore-requires-python --no-deps megatron-core==0.19.2
 	@touch $@
