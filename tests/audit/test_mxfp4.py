@@ -18,10 +18,11 @@ from mtpconvert.audit.mxfp4 import byte_values
 from mtpconvert.audit.report_model import Report
 from mtpconvert.convert.result import Callbacks
 from mtpconvert.convert.to_mcore import ToMcore, hf2mcore
+from tests.support.command_line import Run, run
 from tests.support.family_tables import CASES
 from tests.support.scratch import memory, scratch
 
-__all__ = ["memory"]
+__all__ = ["memory", "run"]
 SCHEME = {
     "modules_to_not_convert": [
         "model.layers.*.self_attn",
@@ -105,6 +106,15 @@ def test_mxfp4_equals_bf16_and_megatron_both_ways(models: Models, memory: Path, 
         assert {found.tensor for found in report.failing("warning")} == {
             f"model.layers.{n}.mlp.experts.{name}_proj" for n in range(3) for name in ("gate_up", "down")
         }
+
+
+def test_conversions_pass_their_gate(models: Models, memory: Path, run: Run) -> None:
+    there = run("hf2mcore", models.mxfp4, memory / "mc", "--audit", "bits")
+    assert there.code == 0, there.err
+    back = run("mcore2hf", memory / "mc", memory / "back", "--dtype", "bfloat16", "--audit", "bits")
+    assert back.code == 0, back.err
+    report = audit(models.mxfp4, memory / "back")
+    assert codes_of(report) == {"dequantised"} and report.verdict("error") == "pass"
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 20], ids=["box by box", "expert by expert"])
