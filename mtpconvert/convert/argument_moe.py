@@ -32,7 +32,8 @@ def router_groups(scope: Scope) -> dict[str, Any]:
 
 
 def moe_layers(scope: Scope) -> dict[str, Any]:
-    """``moe_layer_freq`` as a list, 1 for a layer with experts: from ``first_k_dense_replace`` on every N-th.
+    """``moe_layer_freq`` as a list, 1 for a layer with experts: as ``mlp_layer_types`` says, or, where a config has no
+    such list, from ``first_k_dense_replace`` on every N-th.
 
     deepseek-ai ``modeling_deepseek.py:DeepseekV3DecoderLayer``; transformers has no ``moe_layer_freq`` and takes N = 1.
     An MTP layer is what the last decoder layer is (``gpt_layer_specs.py:get_gpt_mtp_block_spec``), in transformers
@@ -41,15 +42,18 @@ def moe_layers(scope: Scope) -> dict[str, Any]:
     layers, dense = scope.integer("num_hidden_layers"), scope.integer("first_k_dense_replace")
     every = scope.value("moe_layer_freq") or 1
     pattern = [int(layer >= dense and layer % every == 0) for layer in range(layers)]
-    if scope.symbols.get("mtp_layers") and not pattern[-1]:
-        raise refuse("first_k_dense_replace", dense, "the last layer has no experts, so no MTP layer of Megatron has")
     kinds = scope.value("mlp_layer_types")
-    if kinds is not None and kinds != [("dense", "sparse")[one] for one in pattern]:
-        raise ConfigError(
-            f"mlp_layer_types does not say that the first {dense} of {layers} layers are dense and the others sparse",
-            where="config.json: mlp_layer_types, first_k_dense_replace",
-            next_step="make the two agree with the tensors",
-        )
+    if kinds is not None:
+        pattern = [int(kind == "sparse") for kind in kinds]
+        if len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}:
+            raise ConfigError(
+                f"mlp_layer_types lists {len(kinds)} layers, of kinds {sorted(set(kinds))}, for {layers} layers",
+                where="config.json: mlp_layer_types",
+                next_step="give each layer as dense or sparse, as the tensors are",
+            )
+    if scope.symbols.get("mtp_layers") and not pattern[-1]:
+        key = "first_k_dense_replace" if kinds is None else "mlp_layer_types"
+        raise refuse(key, scope.value(key), "the last layer has no experts, so no MTP layer of Megatron has")
     return {"moe_layer_freq": pattern}
 
 

@@ -241,6 +241,12 @@ CASES: dict[str, Case] = {
         unsupported=("0.19",),
     ),
     "GLM-4.7-Flash": Case("Glm4MoeLiteForCausalLM", mtp=appended(deepseek_extras), depths=1),
+    "GLM-4.7-Flash, layers by type": Case(
+        "Glm4MoeLiteForCausalLM",
+        {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+        mtp=appended(deepseek_extras),
+        depths=1,
+    ),
     "DeepSeek-V3.2": Case("DeepseekV32ForCausalLM", mtp=sparse_mtp, depths=1, unsupported=("0.16",), specs=("te",)),
     "GLM-5": Case(
         "GlmMoeDsaForCausalLM",

@@ -1,0 +1,149 @@
+"""Megatron arguments of the families of ``tests/support/family_tables.py``: routers, layers with experts, windows.
+
+Expected values: transformers' and megatron-core's sources, hand arithmetic. That the model of these arguments computes
+what transformers computes is shown in ``tests/evidence/test_families_parity.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mtpconvert.convert.arguments import Plain, megatron_arguments, mtp_spec_layer
+from mtpconvert.errors import ConfigError, NotRepresentableError
+from mtpconvert.mapping.catalogue import file_of, load, sample_configs
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def arguments(architecture: str, size: str = "tiny", mtp_layers: int = 0, **changes: Any) -> dict[str, Plain]:
+    """Of a sample config with ``changes``; the value ``...`` removes a key."""
+    config = sample_configs(architecture + "ForCausalLM")[size] | changes
+    mapping = load(file_of(architecture + "ForCausalLM"))
+    scope = mapping.scope({key: value for key, value in config.items() if value is not ...}, {"mtp_layers": mtp_layers})
+    return megatron_arguments(mapping.arguments, scope)
+
+
+GIVEN: dict[str, tuple[dict[str, Plain], dict[str, Plain]]] = {
+    "weights of the chosen normalised: softmax over them alone": (
+        arguments("Qwen3Moe"),
+        {"moe_router_score_function": "softmax", "moe_router_pre_softmax": False, "moe_layer_freq": [1, 0, 1]},
+    ),
+    "not normalised: softmax over all": (arguments("Qwen3Moe", norm_topk_prob=False), {"moe_router_pre_softmax": True}),
+    "experts under their old name": (arguments("Qwen3Moe", num_local_experts=..., num_experts=4), {"num_experts": 4}),
+    "every second layer": (
+        arguments("Qwen3Moe", mlp_only_layers=None, decoder_sparse_step=2),
+        {"moe_layer_freq": [0, 1, 0]},
+    ),
+    "a gated shared expert": (
+        arguments("Qwen2Moe"),
+        {"moe_shared_expert_gate": True, "moe_shared_expert_intermediate_size": 28, "moe_router_pre_softmax": True},
+    ),
+    "Mixtral": (
+        arguments("Mixtral"),
+        {"moe_router_pre_softmax": False, "moe_ffn_hidden_size": 52, "num_experts": 4, "rotary_base": 1000000},
+    ),
+    "Mixtral without rope_theta": (arguments("Mixtral", rope_parameters=...), {"rotary_base": 1000000}),
+    "DeepSeek-V2-Lite": (
+        arguments("DeepseekV2", "full"),
+        {
+            "q_lora_rank": None, "moe_router_pre_softmax": True, "moe_router_num_groups": None, "moe_router_topk": 6,
+            "moe_router_topk_scaling_factor": 1.0, "moe_layer_freq": [0] + [1] * 26, "rotary_scaling_factor": 40.0,
+        },
+    ),
+    "three experts from two of four groups": (
+        arguments("DeepseekV2", topk_method="group_limited_greedy", n_group=4, topk_group=2, num_experts_per_tok=3),
+        {"moe_router_num_groups": 4, "moe_router_group_topk": 2},
+    ),
+    "layers by mlp_layer_types": (
+        arguments("Glm4MoeLite", mlp_layer_types=["sparse", "dense", "sparse"]),
+        {"moe_layer_freq": [1, 0, 1]},
+    ),
+    "layers without it": (arguments("Glm4MoeLite", mlp_layer_types=...), {"moe_layer_freq": [0, 1, 1]}),
+    "gpt-oss": (
+        arguments("GptOss", "full"),
+        {
+            "swiglu": False, "quick_geglu": True, "glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0,
+            "softmax_type": "learnable", "add_bias_linear": True, "window_size": (127, 0),
+            "window_attn_skip_freq": [1, 0] * 12, "position_embedding_type": "yarn", "rotary_base": 150000,
+            "yarn_correction_range_round_to_int": False, "rotary_scaling_factor": 32.0,
+        },
+    ),
+    "K-EXAONE: every fourth layer is full and does not rotate": (
+        arguments("ExaoneMoe", "full", mtp_layers=1),
+        {"window_size": (127, 0), "window_attn_skip_freq": 4, "no_rope_freq": 4, "mtp_num_layers": 1},
+    ),
+    "K-EXAONE without windows rotates everywhere": (
+        arguments("ExaoneMoe", sliding_window=None),
+        {"window_size": None, "window_attn_skip_freq": None, "no_rope_freq": None},
+    ),
+    "Ling": (
+        arguments("BailingMoeV2", "full"),
+        {"rotary_percent": 0.5, "moe_router_num_groups": 8, "moe_router_group_topk": 4, "qk_layernorm": True},
+    ),
+    "MiMo": (arguments("MiMo", mtp_layers=2), {"add_qkv_bias": True, "mtp_num_layers": 2, "rotary_base": 640000}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_the_config_says(name: str) -> None:
+    found, wanted = GIVEN[name]
+    assert {key: found[key] for key in wanted} == wanted
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    # 6 experts from 3 of 8 groups: Megatron ranks a group by its 6 // 3 best, the model by its best
+    "DeepSeek-V2, 236B": (
+        "DeepseekV2",
+        {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "num_experts_per_tok": 6},
+        "topk_group = 3",
+    ),
+    "another method": ("DeepseekV2", {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'"),
+    "one normalised expert": ("Qwen3Moe", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1"),
+    "windows of Qwen's own": ("Qwen2Moe", {"use_sliding_window": True}, "use_sliding_window = True"),
+    "longrope": ("Phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type = 'longrope'"),
+    "another alpha": ("GptOss", {"swiglu_alpha": 1.5}, "swiglu_alpha = 1.5"),
+    "irregular full layers": ("ExaoneMoe", {"layer_types": [SLIDING, FULL, FULL, SLIDING]}, "layer_types"),
+    "one MTP layer at several depths": ("ExaoneMoe", {"mtp_share_layers": True}, "mtp_share_layers = True"),
+    "an MTP layer that attends to everything": ("ExaoneMoe", {"mtp_layer_types": [FULL]}, "mtp_layer_types"),
+    "biases of Ling": ("BailingMoeV2", {"use_qkv_bias": True}, "use_qkv_bias = True"),
+    "MTP behind a dense layer": ("HYV3", {"mlp_layer_types": ["dense", "sparse", "dense"]}, "mlp_layer_types"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_megatron_cannot_compute_is_refused_by_key_and_value(name: str) -> None:
+    architecture, changes, words = REFUSED[name]
+    with pytest.raises(NotRepresentableError) as caught:
+        arguments(architecture, mtp_layers=1, **changes)
+    assert words in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "words"),
+    [
+        ("GptOss", {"layer_types": ...}, "no layer_types"),
+        ("GptOss", {"layer_types": [FULL]}, "lists 1 layers"),
+        ("Glm4MoeLite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types lists 1 layers"),
+    ],
+)
+def test_lists_that_do_not_fit(architecture: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        arguments(architecture, **changes)
+
+
+def test_the_layer_that_mtp_layers_are_like() -> None:
+    dense, moe = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.1.mlp.router.weight"
+    router, norm = "mtp.layers.0.transformer_layer.mlp.router.weight", "mtp.layers.0.enorm.weight"
+    assert mtp_spec_layer([dense, moe, norm]) == 0
+    assert mtp_spec_layer([dense, moe, norm, router]) == -1
+    assert mtp_spec_layer([dense, moe]) == -1  # no MTP
+    assert mtp_spec_layer([dense, norm]) == -1
+    assert (
+        mtp_spec_layer(["decoder.layers.0.mlp.router.weight", "decoder.layers.1.mlp.linear_fc1.weight", norm, router])
+        == 0
+    )
+    assert (
+        mtp_spec_layer([moe.replace("1", "0"), norm]) == -1
+    )  # nothing is like it: the stock spec, which megatron refuses
