@@ -119,6 +119,9 @@ class EncodingWriter:
     def commit(self) -> None:
         self._raw.commit()
 
+    def close(self) -> None:
+        self._raw.close()
+
     def _filling_of(self, name: str) -> _Filling:
         with self._lock:
             if name not in self._filling:

@@ -119,10 +119,10 @@ def _there_and_back(part: Plan, opened: HfSource, folder: Path, group: str) -> S
     plain = SafetensorsWriter(folder / "hf", plan_layout(list(specs.values()), 1 << 62))
     encoding = EncodingWriter(plain, packing, opened.files) if packing.tensors else plain
     back = ComputingWriter(encoding, part.codecs, part.hf, opened.files)
-    back.create()
-    with closing(TorchDistReader(there)) as stored:
+    with closing(back), closing(TorchDistReader(there)) as stored:
+        back.create()
         execute(replace(part, direction="mcore2hf"), stored, back, lambda _count, _name: None)
-    back.commit()
+        back.commit()
     shutil.rmtree(there)
     return SafetensorsReader(folder / "hf")
 

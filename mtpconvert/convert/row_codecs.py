@@ -92,9 +92,7 @@ class Restored:
     def notes(self) -> list[str]:
         if not self.computed + self.kept:
             return []
-        return [
-            f"{self.computed} elements of norms got the one added back; {self.kept} are originals that were kept"
-        ]
+        return [f"{self.computed} elements of norms got the one added back; {self.kept} are originals that were kept"]
 
 
 class ComputingWriter:
@@ -152,6 +150,9 @@ class ComputingWriter:
 
     def commit(self) -> None:
         self._inner.commit()
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def whole_bytes(reader: Reader, name: str) -> bytes:

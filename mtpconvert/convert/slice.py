@@ -42,11 +42,12 @@ def slice_checkpoint(source: Path, target: Path, options: SliceOptions, callback
     needed = room_for(shard.header.end for shard in layout.shards) + room_for_side_files(source, side_files)
     with staged(target, overwrite=options.overwrite, needed=needed) as staging:
         writer = SafetensorsWriter(staging.path, layout)
-        writer.create()
-        progress = callbacks.start(plan.nbytes)
-        for name in layout.inventory():
-            _copy(reader, writer, name, plan.parts[name], progress)
-        writer.commit()
+        with closing(writer):
+            writer.create()
+            progress = callbacks.start(plan.nbytes)
+            for name in layout.inventory():
+                _copy(reader, writer, name, plan.parts[name], progress)
+            writer.commit()
         copy_side_files(source, staging.path, side_files)
         if plan.config_changes:
             change_config(staging.path, plan.config_changes)

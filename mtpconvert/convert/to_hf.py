@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,11 +130,12 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
             assert opened.reference.scales is not None  # _check_encodable
             writer = EncodingWriter(files, packing, opened.reference.scales)
         computing = ComputingWriter(writer, plan.codecs, plan.hf, opened.reference.originals)
-        computing.create()
-        moved = execute(plan, reader, computing, callbacks.start(sum(spec.nbytes for spec in plan.hf.values())))
-        if opened.reference.asides is not None:
-            copy_tensors(opened.reference.asides, files, plan.asides)
-        computing.commit()
+        with closing(computing):
+            computing.create()
+            moved = execute(plan, reader, computing, callbacks.start(sum(spec.nbytes for spec in plan.hf.values())))
+            if opened.reference.asides is not None:
+                copy_tensors(opened.reference.asides, files, plan.asides)
+            computing.commit()
         notes += computing.restored.notes()
         if isinstance(writer, EncodingWriter):
             notes += writer.requantised.notes()

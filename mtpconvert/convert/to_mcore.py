@@ -255,9 +255,10 @@ def _write_assets(
     for folder, kept in ((ASIDE, asides), (SCALES, scales), (ORIGINALS, originals)):
         if kept:
             writer = SafetensorsWriter(assets / folder, plan_layout(list(kept.values()), 1 << 40))
-            writer.create()
-            copy_tensors(files, writer, kept)
-            writer.commit()
+            with closing(writer):
+                writer.create()
+                copy_tensors(files, writer, kept)
+                writer.commit()
     write_manifest(
         assets,
         {

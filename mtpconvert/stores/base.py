@@ -68,3 +68,6 @@ class Writer(Protocol):
 
     def commit(self) -> None:
         """Write what must come last (an index, ``.metadata``) and sync every file to disk."""
+
+    def close(self) -> None:
+        """Let go of the files: done by ``commit``, needed after a failure, or a full disk stays full."""

@@ -98,6 +98,13 @@ def _appended(root: str, *more: str) -> dict[int, dict[str, Shape]]:
     return {0: layer(prefix, *more) | join(prefix, "shared_head.norm")}
 
 
+def _mimo_v2(prefix: str) -> dict[str, Shape]:
+    """XiaomiMiMo MiMo-V2-Flash: another name of the norm before the MLP, and a sink for each of its 64 heads."""
+    shapes = layer(prefix) | join(prefix, "final_layernorm")
+    renamed = {name.replace("post_attention_layernorm", "pre_mlp_layernorm"): shape for name, shape in shapes.items()}
+    return renamed | {f"{prefix}self_attn.attention_sink_bias": (64,)}
+
+
 def _eagle3() -> dict[str, Shape]:
     shapes = layer("midlayer.", "hidden_norm") | {
         "fc.weight": (H, 3 * H),
@@ -211,7 +218,7 @@ KINDS: dict[str, Checkpoint] = {
     ),
     "mimo v2": Checkpoint(
         base("MiMoV2FlashForCausalLM", "mimo_v2_flash"), trunk(),
-        {k: layer(f"model.mtp.layers.{k}.") | join(f"model.mtp.layers.{k}.", "final_layernorm") for k in range(3)},
+        {k: _mimo_v2(f"model.mtp.layers.{k}.") for k in range(3)},
         "mtp", "MTP layer", None, None, "value heads have another size",
     ),
     "minimax m3": Checkpoint(

@@ -78,6 +78,9 @@ class SafetensorsWriter:
         with _naming(self.tmp_root):
             sync(self.tmp_root)
 
+    def close(self) -> None:
+        self._files.close()
+
     def _misuse(self, what: str) -> TargetError:
         """The refusal of calls that cannot make a whole checkpoint: a fault in the caller, not in the disk."""
         return TargetError(what, where=str(self.tmp_root), next_step="nothing was published; report this as a bug")
