@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 from mtpconvert.convert.assets import checked_side_files, copy_side_files, room_for, room_for_side_files

@@ -98,11 +98,19 @@ def _appended(root: str, *more: str) -> dict[int, dict[str, Shape]]:
     return {0: layer(prefix, *more) | join(prefix, "shared_head.norm")}
 
 
+_HEADS = ("num_attention_heads", "num_key_value_heads", "swa_num_attention_heads", "swa_num_key_value_heads")
+_DIMS = ("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim", "intermediate_size")
+_MIMO_V2: dict[str, Any] = {
+    "layer_types": ["full_attention"] * 2, "mlp_layer_types": ["dense"] * 2, "rms_norm_eps": 1e-6,
+    **dict.fromkeys(_HEADS, 1), **dict.fromkeys(_DIMS, H),
+}  # fmt: skip
+
+
 def _mimo_v2(prefix: str) -> dict[str, Shape]:
-    """XiaomiMiMo MiMo-V2-Flash: another name of the norm before the MLP, and a sink for each of its 64 heads."""
+    """XiaomiMiMo MiMo-V2-Flash: another name of the norm before the MLP, and a sink for each head."""
     shapes = layer(prefix) | join(prefix, "final_layernorm")
     renamed = {name.replace("post_attention_layernorm", "pre_mlp_layernorm"): shape for name, shape in shapes.items()}
-    return renamed | {f"{prefix}self_attn.attention_sink_bias": (64,)}
+    return renamed | {f"{prefix}self_attn.attention_sink_bias": (1,)}
 
 
 def _eagle3() -> dict[str, Shape]:
@@ -217,7 +225,7 @@ KINDS: dict[str, Checkpoint] = {
         "mtp", "MTP layer", 1, COUNT, "hybrid Mamba models",
     ),
     "mimo v2": Checkpoint(
-        base("MiMoV2FlashForCausalLM", "mimo_v2_flash"), trunk(),
+        base("MiMoV2FlashForCausalLM", "mimo_v2_flash", **_MIMO_V2), trunk(),
         {k: _mimo_v2(f"model.mtp.layers.{k}.") for k in range(3)},
         "mtp", "MTP layer", None, None, "value heads have another size",
     ),
