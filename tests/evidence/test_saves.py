@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.family_tables import CASES as FAMILIES
 from tests.support.frameworks_convert import Converted, Tiny, to_hf
 from tests.support.mcore_ranks import run
 from tests.support.tiny import sha256_tree
@@ -27,11 +28,18 @@ CASES: dict[str, tuple[str, str, str]] = {
     "qwen2, local, TP2": ("qwen2", "local", "tp"),
     "llama, te, DP2": ("llama", "te", "dp"),
     "mistral, local, PP2": ("mistral", "local", "pp"),
+    # of tests/support/family_tables.py: biases and sinks that ranks share, a gated shared expert, two halves exchanged
+    "gpt-oss, te, TP2": ("gpt-oss", "te", "tp"),
+    "gpt-oss, te, EP2": ("gpt-oss", "te", "ep"),
+    "Qwen2-MoE, te, TP2": ("Qwen2-MoE", "te", "tp"),
+    "MiMo, te, PP2 with two MTP layers on the last stage": ("MiMo", "te", "pp"),
 }
 
 
 def source(tiny: Tiny, family: str) -> Path:
-    """Four layers, so that two stages share them; bf16, as users have it."""
+    """Four layers, so that two stages share them; bf16, as users have it. Families of the tables in float32."""
+    if family in FAMILIES:
+        return tiny(family, num_hidden_layers=4) if family == "MiMo" else tiny(family)
     mtp = {"mtp_layers": 2} if family == "deepseek_v3" else {}
     return tiny(family, dtype="BF16", config_overrides={"num_hidden_layers": 4}, **mtp)
 
@@ -43,7 +51,9 @@ def saves(tiny: Tiny, converted: Converted, tmp_path_factory: pytest.TempPathFac
     runs = []
     for number, (family, spec, share) in enumerate(CASES.values()):
         loaded_from = converted(source(tiny, family), spec=spec)
-        runs.append({"source": str(loaded_from), "target": str(root / str(number)), "spec": spec} | TWO[share])
+        dtype = "float32" if family in FAMILIES else "bfloat16"
+        one = {"source": str(loaded_from), "target": str(root / str(number)), "spec": spec, "dtype": dtype}
+        runs.append(one | TWO[share])
     names = run("tests.support.mcore_jobs:resave_each", 2, te=True, runs=runs)
     return {
         case: {"root": root / str(number), "names": [set(rank[number]) for rank in names]}

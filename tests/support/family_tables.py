@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -299,9 +299,9 @@ CASES: dict[str, Case] = {
 }
 
 
-def write_case(name: str, out: Path, fill: str = "counter") -> Path:
-    """One F32 file and config.json in the new folder ``out``. ``fill``: see ``tiny.write_tiny``."""
-    case = CASES[name]
+def write_case(name: str, out: Path, fill: str = "counter", **changes: Any) -> Path:
+    """One F32 file and config.json, with ``changes``, in the new folder ``out``. ``fill``: see ``tiny.write_tiny``."""
+    case = replace(CASES[name], changes=CASES[name].changes | changes)
     shapes = case.shapes()
     dtypes = dict.fromkeys(shapes, "F32")
     values = _values(shapes, dtypes, fill, seed=0)

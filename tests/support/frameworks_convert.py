@@ -9,6 +9,7 @@ import pytest
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.to_hf import ToHf, mcore2hf
 from mtpconvert.convert.to_mcore import ToMcore, hf2mcore
+from tests.support.family_tables import CASES, write_case
 from tests.support.tiny import write_tiny
 
 FAMILIES = ("deepseek_v3", "qwen3", "qwen2", "llama", "mistral")
@@ -36,13 +37,17 @@ Tiny = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """``tiny(family, **options of write_tiny)``: a tiny HF checkpoint, each written once; do not change it."""
+    """``tiny(family, **options of write_tiny)``: a tiny HF checkpoint, each written once; do not change it.
+
+    Or ``tiny(case of family_tables, **changes of its config)``.
+    """
     made: dict[str, Path] = {}
 
     def make(family: str, *, name: str = "", **options: Any) -> Path:
         key = f"{family}{name}-{options}"
         if key not in made:
-            made[key] = write_tiny(family, tmp_path_factory.mktemp("tiny") / family, **{"fill": "normal"} | options)
+            write = write_case if family in CASES else write_tiny
+            made[key] = write(family, tmp_path_factory.mktemp("tiny") / family, **{"fill": "normal"} | options)
         return made[key]
 
     return make
