@@ -66,7 +66,7 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
     about_one, about_two = _descriptions(one, two)
     plan = make_plan(one, two, about_one, about_two)
     findings += counts + (_of_right(counts) if alike else check_counts(two, there, base=one))
-    findings += check_arguments(one, two) + check_remote_code(one) + check_remote_code(two)
+    findings += check_arguments(one, two, about_one, about_two) + check_remote_code(one) + check_remote_code(two)
     if one.is_huggingface and two.is_huggingface:
         findings += check_side_files(one, two)
     if one.kind == two.kind == "gguf":
@@ -119,7 +119,11 @@ def _descriptions(one: Side, two: Side) -> tuple[Description, Description]:
     if _alike(one, two):
         first = describe(one, two)
         return first, first if one.is_huggingface else describe(two, one)
-    return describe(one, two), describe(two, one)
+    if two.is_huggingface and not one.is_huggingface:
+        second = describe(two, one)
+        return describe(one, two, second.facts), second
+    first = describe(one, two)
+    return first, describe(two, one, first.facts if one.is_huggingface else None)
 
 
 def _alike(one: Side, two: Side) -> bool:

@@ -5,24 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from mtpconvert.audit.computed import Contradiction, contradictions
+from mtpconvert.audit.describe import Description
 from mtpconvert.audit.facts import COMPARED, facts_from_config
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.readers.side import Side
 
 
-def check_arguments(left: Side, right: Side) -> list[Finding]:
-    """Findings about the arguments of each Megatron side; a side without arguments has none to check."""
+def check_arguments(left: Side, right: Side, one: Description, two: Description) -> list[Finding]:
+    """Findings about the arguments of each Megatron side; a side without arguments has none to check.
+
+    ``one`` and ``two`` are the descriptions of ``left`` and ``right``.
+    """
     if left.is_huggingface and right.is_huggingface:
         return []
+    from mtpconvert.audit.less_one import ARGUMENT as LESS_ONE
     from mtpconvert.audit.roles.megatron import meaning_arguments
+    from mtpconvert.audit.roles.megatron_facts import Facts
 
     found: list[Finding] = []
-    for side, other in ((left, right), (right, left)):
+    for side, other, about in ((left, right, two), (right, left, one)):
         if side.is_huggingface or side.arguments is None:
             continue
         if other.is_huggingface:
-            wanted = facts_from_config(other.config or {})
-            found += _disagreements(side, wanted)
+            found += _disagreements(side, about.facts if about.known else facts_from_config(other.config or {}))
             found += [_computed(side, fault) for fault in contradictions(side.arguments, other.config or {})]
             found += [
                 finding("argument-mismatch", f"{name} = {value!r}: {why}", side=side.label, key=name)
@@ -30,8 +35,10 @@ def check_arguments(left: Side, right: Side) -> list[Finding]:
                 if not _meant(name, value, other.config or {})
             ]
     if not left.is_huggingface and not right.is_huggingface and left.arguments and right.arguments:
-        before = {name: value for name, value, _ in meaning_arguments(left.arguments)}
-        after = {name: value for name, value, _ in meaning_arguments(right.arguments)}
+        before, after = (
+            {name: value for name, value, _ in meaning_arguments(said)} | {LESS_ONE: Facts(said).zero_centred}
+            for said in (left.arguments, right.arguments)
+        )
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
                 text = (
@@ -65,7 +72,8 @@ def _disagreements(side: Side, wanted: dict[str, Any]) -> list[Finding]:
         found.append(finding("argument-mismatch", text, side=side.label, key=name, mtp=mtp))
 
     for name, why in COMPARED.items():
-        if name not in wanted or have.get(name) is None or (name.startswith("moe_") and not have.get("num_experts")):
+        silent = name not in have if name == "experimental_attention_variant" else have.get(name) is None
+        if name not in wanted or silent or (name.startswith("moe_") and not have.get("num_experts")):
             continue
         if name == "num_query_groups" and have.get("group_query_attention") is False:
             continue
@@ -77,7 +85,11 @@ def _disagreements(side: Side, wanted: dict[str, Any]) -> list[Finding]:
 
 
 def _expanded(name: str, value: Any, have: dict[str, Any]) -> Any:
-    """``moe_layer_freq`` as a list of zeros and ones, everything else as it stands."""
-    if name == "moe_layer_freq" and isinstance(value, int) and value > 0:
-        return [int(layer % value == 0) for layer in range(have.get("num_layers") or 0)]
+    """What is said of every layer as a list of zeros and ones, everything else as it stands."""
+    if name.endswith("_layer_freq") or name == "linear_attention_freq":
+        layers = range(have.get("num_layers") or 0)
+        if name == "moe_layer_freq" and isinstance(value, int) and value > 0:
+            return [int(layer % value == 0) for layer in layers]
+        if isinstance(value, int) and value > 0:  # gpt/experimental_attention_variant_module_specs.py
+            return [int((layer + 1) % value != 0) for layer in layers]
     return list(value) if isinstance(value, tuple) else value

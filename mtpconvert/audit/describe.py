@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mtpconvert.audit.cover import check_cover
-from mtpconvert.audit.facts import facts_from_config
+from mtpconvert.audit.facts import facts_of
 from mtpconvert.audit.findings import Finding
 from mtpconvert.audit.mtp import side_kind
 from mtpconvert.audit.packed import BLOCKS
@@ -37,8 +37,11 @@ class Description:
         return {p.block.tensor: p.role.place for p in (*self.usable, *self.absent)}
 
 
-def describe(side: Side, other: Side) -> Description:
-    """The description of ``side``; the other side's config fills in what a Megatron checkpoint does not say."""
+def describe(side: Side, other: Side, told: dict[str, Any] | None = None) -> Description:
+    """The description of ``side``; what the other side says fills in what a Megatron checkpoint does not.
+
+    ``told``: the facts of the other side's own description, where that is a Hugging Face checkpoint.
+    """
     if (kind := side_kind(side)).whole:  # its config may name the architecture that its layers are taken from
         return Description(why_not=f"a draft model of {kind.many}, which belongs to a target")
     if side.kind == "gguf":
@@ -47,12 +50,12 @@ def describe(side: Side, other: Side) -> Description:
         if side.is_huggingface:
             from mtpconvert.audit.roles import huggingface
 
-            facts: dict[str, Any] = {}
             placements = huggingface.placements(side.config or {}, side.inventory)
+            facts = {} if other.is_huggingface else facts_of(side.config or {}, placements)
         else:
             from mtpconvert.audit.roles import megatron
 
-            facts = megatron_facts(side, other)
+            facts = megatron_facts(side, other, told or {})
             placements = megatron.placements(facts, side.inventory)
     except MtpConvertError as error:
         return Description(why_not=str(error), contradiction=isinstance(error, ConfigError) and _has_said(side))
@@ -76,18 +79,16 @@ def _has_said(side: Side) -> bool:
     return isinstance(named, list) and bool(named) and named[0] in FAMILIES
 
 
-def megatron_facts(side: Side, other: Side) -> dict[str, Any]:
-    """The checkpoint's own arguments first; what they leave open from the other side's config or arguments."""
-    source = other.config if other.is_huggingface else None
-    derived = facts_from_config(source) if source else {}
+def megatron_facts(side: Side, other: Side, told: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint's own arguments first; what they leave open as the other side says, in roles or arguments."""
     own = side.arguments or (other.arguments if not other.is_huggingface else None)
     if own is None:
-        return {**derived, **_flags(side)}
+        return {**told, **_flags(side)}
     facts = dict(own)
-    if derived.get("vocab_size") is not None:
-        facts["vocab_size"] = derived["vocab_size"]
-    if not facts.get("mtp_num_layers") and derived.get("mtp_num_layers"):
-        facts["mtp_num_layers"] = derived["mtp_num_layers"]  # what should be there, so that its absence has names
+    if told.get("vocab_size") is not None:
+        facts["vocab_size"] = told["vocab_size"]
+    if not facts.get("mtp_num_layers") and told.get("mtp_num_layers"):
+        facts["mtp_num_layers"] = told["mtp_num_layers"]  # what should be there, so that its absence has names
     return facts
 
 

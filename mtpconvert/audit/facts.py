@@ -1,4 +1,4 @@
-"""Megatron arguments for a checkpoint that carries none, from the other side's config.json.
+"""Megatron arguments for a checkpoint that carries none, from the other side's config.json and roles.
 
 Argument names: megatron/training/arguments.py; config keys: the ``configuration_*.py`` of transformers 5.24.
 """
@@ -8,14 +8,31 @@ from __future__ import annotations
 from typing import Any
 
 from mtpconvert.audit.mtp import count_keys
+from mtpconvert.audit.roles.algebra import Placement
+from mtpconvert.audit.told import facts_from_roles
+
+# What no tensor of a checkpoint tells.
+_FROM_CONFIG = ("norm_epsilon", "moe_router_topk", "mtp_num_layers")
 
 
 def _first(config: dict[str, Any], *keys: str) -> Any:
     return next((config[key] for key in keys if config.get(key) is not None), None)
 
 
+def facts_of(config: dict[str, Any], placements: list[Placement]) -> dict[str, Any]:
+    """What a Hugging Face checkpoint says, under Megatron's names: from its roles, the rest from its config."""
+    said = facts_from_config(config)
+    return {name: said[name] for name in _FROM_CONFIG if name in said} | facts_from_roles(placements)
+
+
 def facts_from_config(config: dict[str, Any]) -> dict[str, Any]:
-    """What the config says, under Megatron's names. Flags that only a tensor can tell are left out."""
+    """What the config says by the usual keys, for an architecture whose roles are not known.
+
+    Flags that only a tensor can tell are left out.
+    """
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        config = {**config, **text}
     layers = _first(config, "num_hidden_layers")
     heads = _first(config, "num_attention_heads")
     experts = _first(config, "n_routed_experts", "num_experts", "num_local_experts")
@@ -33,6 +50,7 @@ def facts_from_config(config: dict[str, Any]) -> dict[str, Any]:
         "mtp_num_layers": max(counts) if counts else None,
         "norm_epsilon": _first(config, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
         "num_experts": experts,
+        "moe_router_topk": _first(config, "num_experts_per_tok"),
     }
     if experts:
         width = _first(config, "moe_intermediate_size")
@@ -42,7 +60,6 @@ def facts_from_config(config: dict[str, Any]) -> dict[str, Any]:
             "moe_ffn_hidden_size": width,
             "moe_shared_expert_intermediate_size": width * shared if width and shared else None,
             "moe_layer_freq": [int(layer >= dense) for layer in range(layers or 0)],
-            "moe_router_topk": _first(config, "num_experts_per_tok"),
         }
     if _first(config, "kv_lora_rank"):
         facts |= {
@@ -80,4 +97,16 @@ COMPARED: dict[str, str] = {
     "qk_pos_emb_head_dim": "heads are cut at other rows",
     "v_head_dim": "heads are cut at other rows",
     "norm_epsilon": "norms compute something else",
+    "attention_output_gate": "rows of linear_qkv are read as gates, or gates as queries",
+    "experimental_attention_variant": "attention of another kind is built",
+    "linear_attention_freq": "other layers are built as delta nets",
+    "linear_num_key_heads": "a delta net's rows are cut into other heads",
+    "linear_key_head_dim": "a delta net's rows are cut into other heads",
+    "linear_num_value_heads": "a delta net's rows are cut into other heads",
+    "linear_value_head_dim": "a delta net's rows are cut into other heads",
+    "linear_conv_kernel_dim": "a delta net's convolutions have another length",
+    "dsa_indexer_n_heads": "index queries are cut into other heads",
+    "dsa_indexer_head_dim": "index queries are cut into other heads",
+    "softmax_type": "sinks are added to every softmax, or left out",
+    "moe_shared_expert_gate": "the shared expert's output is scaled, or not",
 }

@@ -53,7 +53,7 @@ def _compared(code: str, source: Side, megatron: Side, where: str, names: list[s
     if folder is None:
         return None
     try:
-        kept = open_huggingface(folder, "right")
+        kept = open_huggingface(folder, megatron.label)  # not the source's: a Bench keeps readers by label
     except CheckpointError as error:
         return [finding(code, f"{error.what} ({error.where}); the way back needs them", tensor=None)]
     found = [fault for fault in kept.findings if fault.code.startswith("file-")]
