@@ -6,13 +6,14 @@ import copy
 import json
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from mtpconvert.mapping.catalogue import architectures, sample_configs
+from mtpconvert.mapping.catalogue import architectures, file_of, load, sample_configs
 from tests.support.command_line import Result, Run
 from tests.support.draft_kinds import KINDS
 from tests.support.tiny import write_tiny
@@ -73,17 +74,29 @@ def new_spelling(config: dict[str, Any]) -> dict[str, Any]:
     return new
 
 
+def respelled(config: dict[str, Any], *spellings: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """In one spelling after the other, the language model's part too where the config has one."""
+    for spelling in spellings:
+        part = {"text_config": spelling(config["text_config"])} if "text_config" in config else {}
+        config = spelling(config) | part
+    return config
+
+
 @pytest.mark.parametrize(("architecture", "size"), CASES)
 def test_both_spellings_of_the_config_give_the_same_flags(
     architecture: str, size: str, run: Run, tmp_path: Path
 ) -> None:
     config = sample_configs(architecture)[size] | {"dtype": "bfloat16"}
     config.pop("torch_dtype", None)
-    old, new = old_spelling(new_spelling(config)), new_spelling(old_spelling(config))
-    assert ("rope_theta" in old, "rope_parameters" in old, "torch_dtype" in old) == (True, False, True)
-    assert ("rope_theta" in new, "rope_parameters" in new, "dtype" in new) == (False, True, True)
-    one = run("args", written(tmp_path / "old", old), "--mcore-version", "0.16")
-    two = run("args", written(tmp_path / "new", new), "--mcore-version", "0.16")
+    old, new = respelled(config, new_spelling, old_spelling), respelled(config, old_spelling, new_spelling)
+    for table, spelled in ((old, (True, False)), (new, (False, True))):
+        text = table.get("text_config", table)
+        assert ("rope_theta" in text, "rope_parameters" in text) == spelled
+        assert ("torch_dtype" in table, "dtype" in table) == spelled
+    unsupported = {entry.version for entry in load(file_of(architecture)).unsupported}
+    version = "0.19" if "0.16" in unsupported else "0.16"
+    one = run("args", written(tmp_path / "old", old), "--mcore-version", version)
+    two = run("args", written(tmp_path / "new", new), "--mcore-version", version)
     assert words(one) == words(two)
     assert "--bf16" in words(one)
 
