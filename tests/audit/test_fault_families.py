@@ -113,6 +113,8 @@ HARMS = [
     Harm("HY-V3", T0 + "mlp.shared_experts.linear_fc1.weight", exchanged("shared_mlp.gate_proj", "shared_mlp.up_proj")),
     Harm("HY-V3", M0 + "final_layernorm.weight", exchanged('hf = "enorm.weight"', 'hf = "final_layernorm.weight"')),
     Harm("HY-V3", T0 + "self_attention.q_layernorm.weight", exchanged("self_attn.q_norm.weight", "self_attn.k_norm.weight")),
+    Harm("Qwen3-Next", D0 + "self_attention.out_norm.weight", replaced((', codec = "minus_one"', ""))),
+    Harm("Qwen3.5", D0 + "self_attention.out_norm.weight", replaced((', codec = "minus_one"', ""))),
     Harm("Phi-3", D0 + QKV, of="fused_qkv_interleave", op=keys_and_values_exchanged),
     Harm("Phi-3", D0 + QKV, of="fused_qkv_interleave", op=lambda hf, mcore, dims, padded: ops.rename(hf, mcore, (dims[0] * (dims[1] + 2) * dims[2], dims[3]), padded)),
     Harm("Phi-3", D0 + "mlp.linear_fc1.weight", **renamed("mlp.linear_fc1.weight")),
