@@ -3,14 +3,10 @@
 A delta net and sparse attention exist in the Transformer Engine spec only; DSA and a repeated MTP layer from 0.19.2.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
-from mtpconvert.evidence import megatron_model
 from tests.support.mcore import model_from_args
 from tests.support.mcore_cpu import quietly, version
 from tests.support.mcore_roles import _COMMON, _GQA, _MLA, _MOE, ARGUMENTS
@@ -69,40 +65,13 @@ def torch_delta_rule() -> None:
     common.HAVE_FLA, common.l2norm = True, l2norm
 
 
-def _variant_specs(config: Any, _te: bool) -> tuple[Any, Any]:
-    from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
-    from megatron.core.models.gpt import gpt_layer_specs as specs
-
-    torch_delta_rule()
-    decoder = variants.get_transformer_block_with_experimental_attention_variant_spec(config)
-    return decoder, specs.get_gpt_mtp_block_spec(config, decoder, use_transformer_engine=True)
-
-
-def _dense_mtp(config: Any, te: bool) -> tuple[Any, Any]:
-    """The spec of the first decoder layer, a dense one, for every MTP layer."""
-    from megatron.core.models.gpt import gpt_layer_specs as specs
-
-    decoder, _ = _stock_specs(config, te)
-    first = specs.get_gpt_decoder_layer_specs(config, use_transformer_engine=te, normalization=config.normalization)[0]
-    return decoder, specs.get_gpt_mtp_block_spec(config, first, use_transformer_engine=te)
-
-
-_stock_specs = megatron_model._layer_specs
-_SPECS: dict[str, Callable[[Any, bool], tuple[Any, Any]]] = {"dense-mtp-on-moe": _dense_mtp}
-
-
-@contextmanager
-def _specs(name: str) -> Iterator[None]:
-    variant = "experimental_attention_variant" in KINDS[name]
-    chosen = _variant_specs if variant else _SPECS.get(name, _stock_specs)
-    with mock.patch.object(megatron_model, "_layer_specs", chosen):
-        yield
-
-
 @quietly
 def build(name: str, *, spec: str = "local") -> Any:
-    with _specs(name):
-        return model_from_args(KINDS[name], spec=spec)
+    """The model of ``KINDS``; of "dense-mtp-on-moe" every MTP layer is as the first decoder layer, a dense one."""
+    if KINDS[name].get("experimental_attention_variant") == "gated_delta_net":
+        torch_delta_rule()
+    more = {"mtp_like": 0} if name == "dense-mtp-on-moe" else {}
+    return model_from_args(KINDS[name], spec=spec, **more)
 
 
 def all_te_models() -> dict[str, Any]:
