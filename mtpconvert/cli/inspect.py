@@ -11,10 +11,12 @@ import click
 
 from mtpconvert.audit.drafts import MTP, Kind, counts_of, kind_of
 from mtpconvert.audit.mtp import count_keys, declared_by, layers_of
+from mtpconvert.audit.readers.opening import is_gguf, open_side
 from mtpconvert.cli.options import EXISTING, json_option
 from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes
 from mtpconvert.convert.configs import read_config
 from mtpconvert.convert.packings import packing_in_words
+from mtpconvert.errors import CheckpointError
 from mtpconvert.evidence.speed import cost_of_dropping, lines_of, speed_report
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import architectures, file_of, load
@@ -56,8 +58,11 @@ class Inspection:
 @json_option
 def inspect(path: Path, speed: bool, as_json: bool) -> None:
     """Say what PATH holds, from its headers: kind, architecture, tensors, bytes, MTP."""
-    found = detect(path)
-    result = _torch_dist(found) if found.kind == "torch_dist" else _hugging_face(found)
+    if is_gguf(path):
+        result = _gguf(path)
+    else:
+        found = detect(path)
+        result = _torch_dist(found) if found.kind == "torch_dist" else _hugging_face(found)
     report = speed_report(result.config, result.inventory) if speed and result.draft.part is None else None
     if speed and report is None:
         result.notes.append(f"--speed models a trunk and its MTP layers; {result.draft.many} are neither")
@@ -79,6 +84,21 @@ def inspect(path: Path, speed: bool, as_json: bool) -> None:
     if result.draft.remark:
         click.echo(f"{result.draft.many} with {result.draft.remark}")
     click.echo(mtp_line(result.mtp, writes=False, parts=result.draft.many))
+
+
+def _gguf(path: Path) -> Inspection:
+    """By the auditor's reader: nothing of it is converted. Raises CheckpointError for a file without a header."""
+    side = open_side(path, "left")
+    if side.findings:
+        raise CheckpointError(side.findings[0].message, where=str(path), next_step="get the file again from its source")
+    arguments, described = side.arguments or {}, side.config or {}
+    layers = layers_of(side.inventory, arguments, MTP).names
+    mtp = _count(side.inventory, layers, "nextn_predict_layers", arguments.get("num_nextn_predict_layers"))
+    types = Counter(described.get("types", {}).values())
+    facts = {"files": len(side.files), "types": ", ".join(f"{count} {kind}" for kind, count in types.most_common())}
+    notes = ["a GGUF file is not converted: use the safetensors checkpoint that it was made from"]
+    architecture = described.get("metadata", {}).get("general.architecture")
+    return Inspection("GGUF", path, architecture, False, side.inventory, mtp, facts, described, notes)
 
 
 @no_gc()

@@ -151,3 +151,20 @@ def test_damaged_files_are_findings_and_never_a_traceback(tmp_path: Path, run: R
 def test_gguf_against_another_kind_is_an_error_that_says_so(tmp_path: Path) -> None:
     report = audit(write_tiny("qwen3", tmp_path / "hf"), write(tmp_path / "a.gguf"))
     assert {"architecture-unknown", "nothing-compared"} <= {fault.code for fault in report.failing("error")}
+
+
+def test_inspect_counts_its_mtp_and_a_conversion_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "gguf").mkdir()
+    file = write(tmp_path / "gguf" / "model.gguf")
+    shown = run("inspect", file)
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith(f"{file}: GGUF; glm4moe, no mapping for it\n13 tensors, ")
+    assert "types: 5 F32, 4 Q8_0, 3 Q4_0, 1 F16" in shown.out  # q of each layer is Q4_0; up and eh_proj are Q8_0
+    assert shown.last_line.startswith("MTP layers: declared 1 (nextn_predict_layers), present 1; 6 tensors")
+    assert "use the safetensors checkpoint that it was made from" in shown.err
+    assert run("inspect", file.parent, "--json").json["mtp"]["present"] == 1  # the folder of a split model too
+    refused = run("hf2mcore", file.parent, tmp_path / "out")
+    assert (refused.code, "GGUF files only" in refused.err) == (6, True), refused.err
+    file.write_bytes(file.read_bytes()[:40])
+    broken = run("inspect", file)
+    assert (broken.code, "no readable GGUF header" in broken.err) == (6, True)

@@ -19,11 +19,10 @@ def open_side(path: Path, label: str, seen: Seen | None = None) -> Side:
 
     ``seen``: what the files of the other side said.
     """
-    if path.suffix == ".gguf" or (any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
+    if is_gguf(path):
         from mtpconvert.audit.readers.gguf import open_gguf
 
-        if path.exists():
-            return open_gguf(path, label)
+        return open_gguf(path, label)
     if not path.is_dir():
         raise CheckpointError("no such directory", where=str(path), next_step="audits read local directories only")
     folder = _iteration(path)
@@ -42,6 +41,13 @@ def open_side(path: Path, label: str, seen: Seen | None = None) -> Side:
     raise CheckpointError(
         "no torch_dist or torch checkpoint here", where=str(folder), next_step="was the save interrupted?"
     )
+
+
+def is_gguf(path: Path) -> bool:
+    """A GGUF file, or a folder that has some and no safetensors."""
+    if path.is_file():
+        return path.suffix == ".gguf"
+    return any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
 
 
 def _iteration(root: Path) -> Path:
