@@ -39,7 +39,12 @@ from mtpconvert.stores.torch_dist.writer import McoreVersion, Spec
     show_default=True,
     help="What to do with an embedding or head of an MTP layer that differs from the trunk's.",
 )
-@click.option("--dtype", type=click.Choice(["keep"]), default="keep", help="Bytes are moved, not computed.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["keep"]),
+    default="keep",
+    help="FP8 and MXFP4 become bf16; every other byte is moved as it is.",
+)
 @conversion_options
 def hf2mcore(
     src: Path,

@@ -57,4 +57,5 @@ def from_e8m0(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
     """2 ** (code - 127); 255 is NaN, and 0 (2 ** -127) is subnormal in float32."""
     import numpy as np
 
-    return np.where(codes == 255, np.float32(np.nan), np.ldexp(np.float32(1), codes.astype(np.int32) - 127))
+    with np.errstate(over="ignore"):
+        return np.where(codes == 255, np.float32(np.nan), np.ldexp(np.float32(1), codes.astype(np.int32) - 127))

@@ -11,7 +11,7 @@ from mtpconvert.codecs import fp8_block, mxfp4
 from mtpconvert.convert.packings import Packed, Packing
 from mtpconvert.stores.base import Chunk
 from mtpconvert.stores.safetensors.reader import SafetensorsReader
-from mtpconvert.tensors import Inventory
+from mtpconvert.tensors import Inventory, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,7 +129,7 @@ class DecodedReader:
             if (known := self._scales.pop(name, None)) is None:
                 while len(self._scales) >= _KEPT:
                     self._scales.pop(next(iter(self._scales)))
-                raw = self._whole(name)
+                raw = self._whole(packed.scales)
                 known = fp8_block.read_scales(memoryview(raw), packed.scales.dtype, packed.scales.shape)
             self._scales[name] = known  # last again: the first is the one used longest ago
             return known
@@ -139,13 +139,13 @@ class DecodedReader:
 
         name, where = packed.scales.name, self._file_of(packed.scales.name)
         if self._packing.kind == "mxfp4":
-            mxfp4.check_scales(name, np.frombuffer(self._whole(name), np.uint8), where)
+            mxfp4.check_scales(name, np.frombuffer(self._whole(packed.scales), np.uint8), where)
         else:
             fp8_block.check_scales(name, self._scales_of(packed), where)
 
-    def _whole(self, name: str) -> bytearray:
-        (chunk,) = self._raw.chunks(name)
-        content = bytearray(self._raw.inventory()[name].nbytes)
+    def _whole(self, spec: TensorSpec) -> bytearray:
+        (chunk,) = self._raw.chunks(spec.name)
+        content = bytearray(spec.nbytes)
         self._raw.read(chunk.file, memoryview(content), chunk.offset)
         return content
 

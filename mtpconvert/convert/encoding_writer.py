@@ -138,7 +138,8 @@ class EncodingWriter:
         scales = fp8_block.read_scales(memoryview(content), spec.dtype, spec.shape)
         fp8_block.check_scales(spec.name, scales, str(self._kept.path(chunk.file)))
         scales = scales.reshape(-1, *spec.shape[-2:])
-        return _Filling(packed, scales, scales.copy(), bytearray(blocks.rows * packed.spec.shape[-1] * 2))
+        rows, columns = packed.spec.shape[-2:]
+        return _Filling(packed, scales, scales.copy(), bytearray(min(blocks.rows, rows) * columns * 2))
 
     def _band_bytes(self, filling: _Filling) -> int:
         """Bytes of the band being filled: one row of blocks, the last of a matrix partial."""
@@ -165,6 +166,7 @@ class EncodingWriter:
         except ValueError as error:
             raise NotRepresentableError(
                 f"{packed.spec.name} cannot be written as FP8: {error} (rows from {filling.row} on)",
+                where=str(self._raw.path(self._raw.chunks(packed.codes.name)[0].file)),
                 next_step="write bf16 with --dtype bfloat16, or look at what training did to this tensor",
             ) from error
         filling.new_scales[matrix, band : band + 1] = scales

@@ -13,6 +13,7 @@ from typing import Any
 from mtpconvert.codecs import fp8_block, mxfp4
 from mtpconvert.codecs.fp8_block import Blocks
 from mtpconvert.errors import CheckpointError, ConfigError, MtpConvertError, NotRepresentableError, some
+from mtpconvert.mapping.model import Mapping as MappingFile
 from mtpconvert.tensors import Inventory, TensorSpec
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
@@ -53,6 +54,10 @@ class Packing:
     def only(self, names: Iterable[str]) -> Packing:
         """The packing of some of the tensors."""
         return replace(self, tensors={name: self.tensors[name] for name in names if name in self.tensors})
+
+    def of_language_model(self, mapping: MappingFile) -> Packing:
+        """Without the tensors of another part of the model: they are set aside as they are stored."""
+        return self.only(name for name in self.tensors if not mapping.passes_through(name))
 
     def stored(self, names: Iterable[str]) -> Inventory:
         """What packed tensors among ``names`` are stored as."""
@@ -119,6 +124,12 @@ def _fp8(config: Mapping[str, Any], stored: Inventory, weights: list[str], scale
             where=where,
             next_step="a weight was cast or lost and its scales were left; restore it, or remove them",
         )
+    if single := [name for name in scaled if stored[name].numel == 1 and stored[name].shape in ((), (1,))]:
+        raise NotRepresentableError(
+            f"{len(single)} FP8 weights have one scale each, not one for each block: {some(single, 3)}",
+            where=where,
+            next_step="decode the checkpoint to bf16 with the tool that packed it, MTP included, and convert that",
+        )
     blocks = block_size(config)
     tensors: dict[str, Packed] = {}
     for name in weights:
@@ -130,7 +141,11 @@ def _fp8(config: Mapping[str, Any], stored: Inventory, weights: list[str], scale
 
 def _weight_of(scale: str, stored: Inventory) -> TensorSpec | None:
     spec = stored.get(scale.removesuffix(fp8_block.SCALE_SUFFIX))
-    return spec if spec is not None and spec.dtype == _FP8 else None
+    return spec if _is_fp8(spec) else None
+
+
+def _is_fp8(spec: TensorSpec | None) -> bool:
+    return spec is not None and spec.dtype == _FP8
 
 
 def block_size(config: Mapping[str, Any]) -> Blocks:
@@ -174,7 +189,8 @@ def _check_scale_spec(codes: TensorSpec, scales: TensorSpec, blocks: Blocks, whe
 def _excluded_notes(config: Mapping[str, Any], weights: list[str]) -> list[str]:
     """The files decide what is FP8; a config that says otherwise is a word, and a finding of the auditor."""
     table = quantisation(config)
-    entries = [entry for key in _EXCLUDES for entry in table.get(key) or [] if isinstance(entry, str)]
+    lists = [value for key in _EXCLUDES if isinstance(value := table.get(key), list)]
+    entries = [entry for one in lists for entry in one if isinstance(entry, str)]
     modules = [name.removesuffix(".weight") for name in weights]
     named = [module for module in modules if any(module == e or module.startswith(e + ".") for e in entries)]
     if not named:
@@ -189,7 +205,14 @@ def _mxfp4(stored: Inventory, blocks: list[str], where: str) -> Packing:
     for name in blocks:
         stem = name.removesuffix(mxfp4.BLOCKS_SUFFIX)
         codes, scales = stored[name], stored.get(stem + mxfp4.SCALES_SUFFIX)
-        if scales is None or scales.dtype != "U8" or scales.shape != codes.shape[:-1] or codes.shape[-1:] != (16,):
+        if stem in stored:
+            raise CheckpointError(
+                f"{stem} is there in plain numbers and as blocks, {name}",
+                where=where,
+                next_step="loaders differ in which one they take; remove one of the two",
+            )
+        fits = len(codes.shape) >= 3 and codes.shape[-1] == mxfp4.GROUP // 2
+        if scales is None or scales.dtype != "U8" or scales.shape != codes.shape[:-1] or not fits:
             raise CheckpointError(
                 f"{name} {list(codes.shape)} has no scales U8 {list(codes.shape[:-1])} beside it",
                 where=where,
@@ -207,6 +230,7 @@ def _refuse_others(config: Mapping[str, Any], stored: Inventory, where: str) -> 
         name
         for name, spec in stored.items()
         if name.endswith(_OTHER_SUFFIXES)
+        or (name.endswith("_scale") and _is_fp8(stored.get(name.removesuffix("_scale"))))
         or (spec.dtype in _OTHER_DTYPES and not name.endswith(fp8_block.SCALE_SUFFIX))
         or (spec.dtype in ("U8", "I32") and re.search(r"\.(?:weight|qweight)$", name))
     ]

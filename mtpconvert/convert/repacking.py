@@ -27,6 +27,15 @@ def packing_to_write(
             where=str(reference.folder),
             next_step="save the Megatron checkpoint in bf16",
         )
+    if dtype != "bfloat16":
+        for name, packed in packing.tensors.items():
+            if plan.hf[name].shape != packed.spec.shape:
+                raise NotRepresentableError(
+                    f"{name} is {list(plan.hf[name].shape)} in Megatron and {list(packed.spec.shape)} in the reference,"
+                    " whose scales are for blocks of that",
+                    where=str(reference.folder),
+                    next_step=_BFLOAT16,
+                )
     paths = quantisation_paths(config)
     if dtype == "bfloat16":
         if packing.tensors:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mtpconvert.convert.chunking import chunk_boxes
 from mtpconvert.convert.copies import compare_copies
+from mtpconvert.convert.decoded_reader import DecodedReader
 from mtpconvert.convert.encoding_writer import EncodingWriter
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import windows
@@ -29,7 +30,7 @@ from mtpconvert.stores.safetensors.reader import SafetensorsReader
 from mtpconvert.stores.safetensors.writer import SafetensorsWriter
 from mtpconvert.stores.torch_dist.reader import TorchDistReader
 from mtpconvert.stores.torch_dist.writer import TorchDistWriter
-from mtpconvert.tensors import DTYPE_BITS, whole
+from mtpconvert.tensors import DTYPE_BITS, TensorSpec, whole
 
 _LAYER = re.compile(r"^(decoder\.layers\.|mtp\.layers\.)(\d+)\.(.+)$")
 
@@ -52,6 +53,8 @@ def roundtrip(source: Path, mapping: Path | None, start: Callable[[int], Advance
     Raises CheckpointError at the first tensor that differs, NotRepresentableError for a copy unlike its source.
     """
     opened = open_source(source, ToMcore(mapping=mapping))
+    if isinstance(opened.reader, DecodedReader):
+        opened.reader.check_scales()
     opened.plan.notes += compare_copies(opened.plan, opened.reader)
     groups = _groups(opened.plan)
     advance = start(opened.plan.nbytes)
@@ -61,8 +64,8 @@ def roundtrip(source: Path, mapping: Path | None, start: Callable[[int], Advance
         with tempfile.TemporaryDirectory(prefix="mtpconvert-roundtrip-") as folder:
             back = _there_and_back(part, opened, Path(folder), name)
             before = opened.files if opened.packing.kind == "fp8_block" else opened.reader
-            for tensor, spec in back.inventory().items():
-                _compare(before, back, tensor, DTYPE_BITS[spec.dtype] // 8)
+            for spec in back.inventory().values():
+                _compare(before, back, spec)
                 tensors += 1
                 nbytes += spec.nbytes
             for tensor, spec in part.hf.items():
@@ -127,8 +130,9 @@ def _there_and_back(part: Plan, opened: HfSource, folder: Path, group: str) -> S
     return SafetensorsReader(folder / "hf")
 
 
-def _compare(before: Reader, after: Reader, name: str, itemsize: int) -> None:
-    block = whole(name, before.inventory()[name].shape)
+def _compare(before: Reader, after: Reader, spec: TensorSpec) -> None:
+    name, itemsize = spec.name, DTYPE_BITS[spec.dtype] // 8
+    block = whole(name, spec.shape)
     for one, other in zip(windows(before, block, itemsize), windows(after, block, itemsize), strict=True):
         if one != other:
             raise CheckpointError(

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from mtpconvert.codecs import minus_one
 from mtpconvert.errors import NotRepresentableError
@@ -15,12 +16,13 @@ from mtpconvert.tensors import Inventory
 COMPUTED = -(1 << 20)  # numbers of files from here down exist only in memory
 
 
-def refuse_dtypes(names: Iterable[str], inventory: Inventory) -> None:
+def refuse_dtypes(names: Iterable[str], inventory: Inventory, where: str) -> None:
     """Raise NotRepresentableError for a tensor in a dtype that its codec does not know."""
     for name in names:
         if inventory[name].dtype not in minus_one.DTYPES:
             raise NotRepresentableError(
                 f"{name} is {inventory[name].dtype}; 1 is subtracted from {', '.join(minus_one.DTYPES)} only",
+                where=where,
                 next_step="save it in one of these",
             )
 
@@ -35,7 +37,7 @@ class ComputedReader:
         self._contents: dict[str, bytes] = {}
         self.lost: dict[str, int] = {}
         inventory, at = inner.inventory(), 0
-        refuse_dtypes(self._names, inventory)
+        refuse_dtypes(self._names, inventory, str(inner.root))
         for name in self._names:
             self._starts.append(at)
             raw, dtype = whole_bytes(inner, name), inventory[name].dtype
@@ -104,8 +106,9 @@ class ComputingWriter:
     def __init__(self, inner: Writer, names: Iterable[str], specs: Inventory, originals: Reader | None) -> None:
         self._inner, self._specs, self._originals = inner, specs, originals
         self._names = list(names)
-        refuse_dtypes(self._names, specs)
+        refuse_dtypes(self._names, specs, "the target")
         self._buffers: dict[str, bytearray] = {}
+        self._lock = Lock()
         self.restored = Restored()
 
     def create(self) -> None:
@@ -138,12 +141,13 @@ class ComputingWriter:
         if name in self._names:
             content, dtype = bytes(self._buffers.pop(name)), self._specs[name].dtype
             numel, kept = self._specs[name].numel, 0
-            if self._originals is not None and name in self._originals.inventory():
+            if self._originals is not None and self._originals.inventory().get(name) == self._specs[name]:
                 content, kept = minus_one.restored(content, whole_bytes(self._originals, name), dtype)
             else:
                 content = minus_one.plus_one(content, dtype)
-            self.restored.kept += kept
-            self.restored.computed += numel - kept
+            with self._lock:
+                self.restored.kept += kept
+                self.restored.computed += numel - kept
             (chunk,) = self._inner.chunks(name)
             self._inner.write(chunk.file, content, chunk.offset)
         self._inner.finish_chunk(name, number, crc32)

@@ -21,9 +21,10 @@ from mtpconvert.convert.repacking import packing_to_write
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.row_codecs import ComputingWriter
 from mtpconvert.convert.whole_tensors import copy_tensors
-from mtpconvert.errors import CheckpointError, ConfigError, UsageError
+from mtpconvert.errors import CheckpointError, ConfigError, NotRepresentableError, UsageError, some
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
+from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.mtp import present_in_mcore
 from mtpconvert.mapping.plan import Plan, plan_to_hf
@@ -76,9 +77,9 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
     reader, config = TorchDistReader(found.iteration_dir), read_config(reference.folder)
     stored = {} if reference.layout is None else reference.layout.inventory()
     mapping = mapping_for(config, options.mapping, list(stored), drop_mtp=options.mtp == "drop")
-    packing = packing_of(config, stored, str(reference.folder))
+    packing = packing_of(config, stored, str(reference.folder)).of_language_model(mapping)
     changes: dict[str, Any] = {}
-    rows = _vocab_rows(reader.inventory(), config, options)
+    rows = _vocab_rows(reader.inventory(), config, mapping.config_key("vocab_size"), options)
     if rows is not None:
         changes[mapping.config_key("vocab_size")] = rows
     plan = plan_to_hf(
@@ -148,7 +149,7 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
     return Conversion(source, target, plan, moved, [], opened.config_changes, notes, audit)
 
 
-def _vocab_rows(source: Inventory, config: dict[str, Any], options: ToHf) -> int | None:
+def _vocab_rows(source: Inventory, config: dict[str, Any], key: str, options: ToHf) -> int | None:
     if options.vocab_size != "from-megatron":
         return None
     spec = source.get("embedding.word_embeddings.weight")
@@ -157,10 +158,10 @@ def _vocab_rows(source: Inventory, config: dict[str, Any], options: ToHf) -> int
             "there is no embedding.word_embeddings.weight to take the vocabulary size from",
             next_step="leave out --vocab-size from-megatron",
         )
-    if "vocab_size" not in config:
+    if Scope(config).value(key) is None:
         raise ConfigError(
-            "config.json has no vocab_size at its top level to be rewritten",
-            where="config.json: vocab_size",
+            f"config.json has no {key} to be rewritten",
+            where=f"config.json: {key}",
             next_step="add it, or leave out --vocab-size from-megatron",
         )
     return spec.shape[0]
@@ -177,7 +178,16 @@ def _aside_specs(opened: McoreSource) -> Inventory:
             where=str(opened.reference.folder),
             next_step="pass --reference with the original Hugging Face directory",
         )
-    return {name: kept[name] for name in opened.plan.asides}
+    specs = {name: kept[name] for name in opened.plan.asides}
+    packed = [name for name, spec in specs.items() if spec.dtype.startswith("F8_")]
+    if packed and None in opened.config_changes.values():
+        raise NotRepresentableError(
+            f"{len(packed)} tensors that are set aside are FP8 and come back so, which a config.json without"
+            f" quantization_config contradicts: {some(packed, 3)}",
+            where=str(opened.reference.folder),
+            next_step="leave out --dtype bfloat16",
+        )
+    return specs
 
 
 def _layout(opened: McoreSource, wanted: Inventory, options: ToHf) -> SafetensorsLayout:

@@ -38,7 +38,7 @@ from mtpconvert.errors import CheckpointError, UsageError
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.mapping.model import Mapping
-from mtpconvert.mapping.plan import Plan, default_notes, plan_to_mcore, vocab_multiple
+from mtpconvert.mapping.plan import Plan, default_notes, mtp_names, plan_to_mcore, vocab_multiple
 from mtpconvert.mapping.versions import refuse_version
 from mtpconvert.stores.detect import ASSETS, HEADERS, TRACKER, detect
 from mtpconvert.stores.safetensors.plan import plan_layout, subset_layout
@@ -122,7 +122,10 @@ def open_source(source: Path, options: ToMcore) -> HfSource:
     files, config = SafetensorsReader(source), read_config(source)
     mapping = mapping_for(config, options.mapping, files.inventory(), drop_mtp=options.mtp == "drop")
     refuse_version(mapping, config, options.mcore_version)
-    packing = packing_of(config, files.inventory(), str(source))
+    stored = files.inventory()
+    dropped = mtp_names(mapping, stored, config) if options.mtp == "drop" else set()
+    kept = {name: spec for name, spec in stored.items() if name not in dropped}
+    packing = packing_of(config, kept, str(source)).of_language_model(mapping)
     reader: SafetensorsReader | DecodedReader = files if packing.kind is None else DecodedReader(files, packing)
     multiple = vocab_multiple(options.make_vocab_size_divisible_by, options.tp)
     plan = plan_to_mcore(
@@ -171,6 +174,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
     needed += room_for(len(shard.header.raw) for shard in files.shards) + room_for_side_files(source, side_files)
     needed += room_for([0] * 10) + (0 if files.index_bytes is None else 2 * room_for([len(files.index_bytes)]))
     needed += sum(spec.nbytes for spec in opened.scales().values())
+    needed += sum(plan.hf[name].nbytes for name in computed.lost)
     with staged(target, overwrite=options.overwrite, needed=needed) as staging:
         folder = staging.path / options.iteration_folder
         folder.mkdir()
@@ -251,7 +255,7 @@ def _write_assets(
     save_headers(layout, assets / HEADERS)
     if layout.index is not None:
         (assets / layout.index.name).write_bytes(layout.index.raw)
-    asides = {name: plan.hf[name] for name in plan.asides}
+    asides = {name: files.layout.places[name][1] for name in plan.asides}
     for folder, kept in ((ASIDE, asides), (SCALES, scales), (ORIGINALS, originals)):
         if kept:
             writer = SafetensorsWriter(assets / folder, plan_layout(list(kept.values()), 1 << 40))

@@ -132,8 +132,7 @@ def plan_to_mcore(
     declared = declared_mtp(config, mapping.mtp)
     dropped: list[TensorSpec] = []
     if drop_mtp:
-        trunk = scope.value("num_hidden_layers")
-        lost = _mtp_names(mapping, source, scope) | {n for n in source if looks_like_mtp(n, trunk)}
+        lost = mtp_names(mapping, source, config)
         dropped = [spec for name, spec in source.items() if name in lost]
         source = {name: spec for name, spec in source.items() if name not in lost}
         layers, present, note = 0, len(present_in_hf(lost, mapping.mtp, scope)), None
@@ -181,8 +180,7 @@ def plan_to_hf(
         dropped = [spec for name, spec in source.items() if name.startswith(MCORE_MTP)]
         source = {name: spec for name, spec in source.items() if not name.startswith(MCORE_MTP)}
         if reference is not None:
-            trunk = scope.value("num_hidden_layers")
-            lost = _mtp_names(mapping, reference, scope) | {n for n in reference if looks_like_mtp(n, trunk)}
+            lost = mtp_names(mapping, reference, config)
             reference = [name for name in reference if name not in lost]
         layers, note = 0, None
     else:
@@ -224,6 +222,13 @@ def _mtp_layer(
         return [entry.name for entry in entries.values() if entry.mtp == layer]
 
     return names
+
+
+def mtp_names(mapping: MappingFile, names: Collection[str], config: Mapping[str, Any]) -> set[str]:
+    """The HF tensors that ``--mtp drop`` leaves out: those of the mapping's MTP layers, and all that look so."""
+    scope = mapping.scope(config)
+    trunk = scope.value("num_hidden_layers")
+    return _mtp_names(mapping, names, scope) | {name for name in names if looks_like_mtp(name, trunk)}
 
 
 def _mtp_names(mapping: MappingFile, names: Collection[str], scope: Scope) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -40,9 +41,16 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def get(self, file: int) -> int:
+        """The descriptor. Raises OSError; a checkpoint may have more files than the system's soft limit, which is then
+        raised as far as it goes."""
         with self._lock:
             if file not in self._open:
-                self._open[file] = os.open(self._path(file), self._flags)
+                try:
+                    self._open[file] = os.open(self._path(file), self._flags)
+                except OSError as error:
+                    if error.errno != errno.EMFILE or not _more_descriptors():
+                        raise
+                    self._open[file] = os.open(self._path(file), self._flags)
             return self._open[file]
 
     def close(self) -> None:
@@ -53,6 +61,15 @@ class OpenFiles:
     def __del__(self) -> None:
         if hasattr(self, "_lock"):
             self.close()
+
+
+def _more_descriptors() -> bool:
+    """Raise this process's limit of open files to the hard one; whether that is more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return False
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return True
 
 
 class TargetFiles(OpenFiles):

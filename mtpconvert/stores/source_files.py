@@ -17,8 +17,16 @@ class SourceFiles(OpenFiles):
         super().__init__(path, os.O_RDONLY)
 
     def read(self, file: int, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` from ``offset``; see ``read_exactly``."""
-        read_exactly(self.get(file), buffer, offset)
+        """Fill ``buffer`` from ``offset``. Raises as ``read_exactly``, and IncompleteError for a file that is gone."""
+        try:
+            descriptor = self.get(file)
+        except OSError as error:
+            raise IncompleteError(
+                f"the file cannot be opened: {error.strerror}",
+                where=str(self._path(file)),
+                next_step="it was there when the run began: is another process moving or deleting files?",
+            ) from error
+        read_exactly(descriptor, buffer, offset)
 
 
 def read_exactly(descriptor: int, buffer: memoryview, offset: int) -> None:

@@ -195,6 +195,21 @@ CASES: dict[str, tuple[Callable[[Path], object], int, list[str]]] = {
         10,
         ["packed in a way that is not converted", "model.layers.0.mlp.up_proj.weight_scale"],
     ),
+    "one scale for a whole weight": (
+        put(UP + "_scale_inv", torch.tensor(0.5)),
+        10,
+        ["1 FP8 weights have one scale each", UP + "_scale_inv"],
+    ),
+    "FP8 with a scale of another name": (
+        lambda folder: edit(folder, lambda tensors: tensors.update({UP + "_scale": tensors.pop(UP + "_scale_inv")})),
+        10,
+        ["packed in a way that is not converted", UP + "_scale"],
+    ),
+    "one axis": (
+        lambda folder: edit(folder, lambda tensors: tensors.update({UP: tensors[UP].reshape(-1)})),
+        6,
+        ["FP8 blocks need rows and columns", UP],
+    ),
     "GPTQ": (
         put(UP.removesuffix("weight") + "qweight", torch.ones(4, 4, dtype=torch.int32)),
         10,
@@ -248,3 +263,65 @@ def test_inspect_says_how_it_is_packed_and_what_is_not_decoded(run: Run, memory:
     assert shown.code == 0
     assert "packing: hf2mcore refuses it: 1 tensors are packed in a way that is not converted" in shown.out
     assert "present 1" in shown.last_line
+
+
+def test_shards_of_another_size_and_the_conversion_itself_as_reference(run: Run, memory: Path) -> None:
+    source = pack_fp8(write_tiny("deepseek_v3", memory / "hf"))
+    assert run("hf2mcore", source, memory / "mcore").code == 0
+    back = run(
+        "mcore2hf", memory / "mcore", memory / "back", "--max-shard-size", "9KB", "--reference", memory / "mcore"
+    )
+    assert back.code == 0, back.err
+    assert len(list((memory / "back").glob("*.safetensors"))) > 3
+    before, after = read_all(source), read_all(memory / "back")
+    assert before.keys() == after.keys()
+    assert all(after[name].view(torch.uint8).equal(tensor.view(torch.uint8)) for name, tensor in before.items())
+
+
+def test_dropping_mtp_helps_where_only_its_packing_is_broken(run: Run, memory: Path) -> None:
+    source = pack_fp8(write_tiny("deepseek_v3", memory / "hf"))
+    nan(source)
+    pop(EXPERT.replace("experts.2", "experts.1") + "_scale_inv")(source)
+    assert run("hf2mcore", source, memory / "mcore").code == 6
+    assert run("hf2mcore", source, memory / "mcore", "--mtp", "drop").code == 0
+
+
+def test_all_rows_of_megatrons_vocabulary_do_not_fit_the_scales_of_fewer(run: Run, memory: Path) -> None:
+    source = write_tiny("deepseek_v3", memory / "hf", copies=False)
+    head = torch.ones(98, 36).to(torch.float8_e4m3fn)
+    edit(source, lambda tensors: tensors.update({"lm_head.weight": head}), "lm_head.weight")
+    edit(source, lambda tensors: tensors.update({"lm_head.weight_scale_inv": torch.ones(7, 3)}), "lm_head.weight")
+    edit_json(source / "config.json", lambda table: table.update(quantization_config={"weight_block_size": [16, 16]}))
+    assert run("hf2mcore", source, memory / "mcore").code == 0
+    result = run("mcore2hf", memory / "mcore", memory / "back", "--vocab-size", "from-megatron")
+    assert (result.code, "lm_head.weight is [128, 36] in Megatron and [98, 36]" in result.err) == (10, True), result.err
+    assert run("mcore2hf", memory / "mcore", memory / "back").code == 0
+    assert sha256_tree(memory / "back") == sha256_tree(source)
+
+
+def test_values_that_fp8_cannot_write_and_a_megatron_of_float32(run: Run, memory: Path) -> None:
+    source = pack_fp8(write_tiny("deepseek_v3", memory / "hf"), extreme=False)
+    assert run("hf2mcore", source, memory / "mcore").code == 0
+
+    def trained(name: str, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+        resaved(memory / "mcore" / "release", memory / name / "release", lambda tensors: change(tensors))
+        (memory / name / "latest_checkpointed_iteration.txt").write_text("release")
+        return memory / name
+
+    infinite = trained("infinite", lambda tensors: tensors[GATE_UP].__setitem__((50, 3), float("inf")))
+    result = run("mcore2hf", infinite, memory / "back", "--reference", source)
+    assert (result.code, UP + " cannot be written as FP8: it holds NaN or infinity" in result.err) == (10, True)
+    wide = trained("wide", lambda tensors: tensors.update({GATE_UP: tensors[GATE_UP].float()}))
+    result = run("mcore2hf", wide, memory / "back", "--reference", source)
+    assert (result.code, "which Megatron has as F32; only bf16 is packed" in result.err) == (10, True), result.err
+    assert not (memory / "back").exists()
+
+
+def test_a_config_that_excludes_what_is_fp8_is_told(run: Run, memory: Path) -> None:
+    source = pack_fp8(write_tiny("deepseek_v3", memory / "hf"))
+    quantisation(modules_to_not_convert=["model.layers.0.mlp.up_proj"], ignore=5)(source)
+    result = run("plan", source)
+    assert result.code == 0
+    assert (
+        "1 modules are FP8 in the files and excluded by quantization_config: model.layers.0.mlp.up_proj" in result.err
+    )

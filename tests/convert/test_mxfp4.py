@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.support.command_line import Run, run
@@ -65,3 +66,25 @@ def test_the_round_trip_command(run: Run, memory: Path) -> None:
     packed, _ = two_forms(memory)
     done = run("roundtrip", packed)
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("case", ["twice", "flat", "no scales", "a scale too large"])
+def test_refused(case: str, run: Run, memory: Path) -> None:
+    packed, _ = two_forms(memory)
+    stem = "model.layers.0.mlp.experts.down_proj"
+    tensors = load_file(packed / "model.safetensors")
+    words = f"{stem} is there in plain numbers and as blocks"
+    if case == "twice":
+        tensors[stem] = torch.zeros(1).bfloat16()
+    elif case == "a scale too large":
+        tensors[stem + "_scales"][0, 0, 0], words = 253, f"{stem}_scales: 1 scales are NaN or above"
+    else:
+        words = f"{stem}_blocks"
+        if case == "flat":
+            tensors[stem + "_blocks"] = torch.zeros(16, dtype=torch.uint8)
+        else:
+            del tensors[stem + "_scales"]
+    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
+    for command in (["hf2mcore", packed, memory / "out"], ["roundtrip", packed]):
+        result = run(*command)
+        assert (result.code, words in result.err) == (6, True), result.err

@@ -64,3 +64,16 @@ def test_originals_are_kept_where_adding_one_does_not_give_them_back(run: Run, m
     expected = norm.bfloat16()
     expected[2] = 1.25
     assert after.view(torch.int16).equal(expected.view(torch.int16))
+
+
+def test_an_original_of_another_dtype_than_megatrons_is_no_original(run: Run, memory: Path) -> None:
+    norm = torch.tensor([0.1, 0.2, 1.0, -0.0, 0.01, 1.5, 3.0, -2.0])
+    hf = source(memory / "hf", norm)
+    assert run("hf2mcore", hf, memory / "mcore").code == 0
+    tensors = load_file(hf / "model.safetensors")
+    tensors[NORM] = tensors[NORM].float()
+    save_file(tensors, hf / "model.safetensors", metadata={"format": "pt"})
+    back = run("mcore2hf", memory / "mcore", memory / "back", "--reference", hf)
+    assert back.code == 0, back.err
+    after = load_file(memory / "back" / "model.safetensors")[NORM]
+    assert after.equal(1 + (norm.bfloat16() - 1))

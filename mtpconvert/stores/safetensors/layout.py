@@ -89,7 +89,7 @@ class SafetensorsLayout:
 
     def inventory(self) -> Inventory:
         with no_gc():
-            return {spec.name: spec for shard in self.shards for spec in shard.header.specs}
+            return {name: spec for name, (_, spec, _) in self.places.items()}
 
     @property
     def total_size(self) -> int:

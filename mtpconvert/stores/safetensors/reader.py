@@ -91,12 +91,6 @@ def save_headers(layout: SafetensorsLayout, out_dir: Path) -> None:
         (out_dir / layout.index.name).write_bytes(layout.index.raw)
 
 
-def layout_from_headers(headers_dir: Path, index_bytes: bytes | None) -> SafetensorsLayout:
-    """The layout that ``save_headers`` kept in ``headers_dir``; the same refusals as for a real directory."""
-    index = None if index_bytes is None else parse_index(index_bytes, f"{headers_dir}/{INDEX_NAME}")
-    return _from_headers(headers_dir, index)
-
-
 def load_layout(directory: Path) -> SafetensorsLayout:
     """The layout of a reference: headers kept by ``save_headers``, or a Hugging Face directory with its weights.
 
