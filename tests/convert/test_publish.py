@@ -189,8 +189,9 @@ def test_a_source_file_that_disappears_is_the_sources_fault(source: Path, memory
         (source / "model-00002-of-00003.safetensors").unlink()
         return lambda count, name: None
 
-    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors cannot be read: No such file"):
+    with pytest.raises(CheckpointError, match="the file cannot be opened: No such file") as refusal:
         hf2mcore(source, memory / "mcore", ToMcore(), Callbacks(start=start))
+    assert refusal.value.where == str(source / "model-00002-of-00003.safetensors")
     assert names(memory) == ["hf"]
 
 
