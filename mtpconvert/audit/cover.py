@@ -18,9 +18,10 @@ def other_part(side: Side) -> set[str]:
     """Names of a Hugging Face side that belong to another model than the language model: vision."""
     if not side.is_huggingface:
         return set()
-    from mtpconvert.audit.roles.huggingface import of_another_model
+    from mtpconvert.audit.roles.huggingface import other_prefixes
 
-    return {name for name in side.inventory if of_another_model(name, side.config or {})}
+    prefixes = other_prefixes(side.config or {})
+    return {name for name in side.inventory if name.startswith(prefixes)} if prefixes else set()
 
 
 def check_cover(side: Side, placements: list[Placement]) -> tuple[list[Placement], list[Finding]]:

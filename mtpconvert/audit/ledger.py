@@ -123,6 +123,8 @@ def ledger_findings(left: Side, right: Side, here: MtpLayers, there: MtpLayers, 
 
 def trunk_lost(left: Side, missing: list[str], here: MtpLayers) -> list[Finding]:
     """Trunk tensors missing from the very shards whose MTP tensors are missing: said as such."""
+    if not missing:
+        return []
     mtp_names = here.all_names()
     gone = set(missing)
     found: list[Finding] = []

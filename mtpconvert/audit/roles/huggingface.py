@@ -19,7 +19,7 @@ from mtpconvert.audit.roles.huggingface_site import Settings, Site
 from mtpconvert.errors import ConfigError, NotRepresentableError
 from mtpconvert.tensors import Inventory
 
-__all__ = ["FAMILIES", "expected_dtype", "of_another_model", "placements"]
+__all__ = ["FAMILIES", "expected_dtype", "other_prefixes", "placements"]
 
 _MOST_PLACES = 500_000  # ten times DeepSeek-V3's; a config with a slip in a count would fill the memory
 
@@ -41,11 +41,11 @@ def placements(config: Mapping[str, Any], inventory: Inventory) -> list[Placemen
     return found
 
 
-def of_another_model(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether the tensor belongs to a model beside the language model (vision), which has no roles; never so in an
+def other_prefixes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What names of tensors of a model beside the language model (vision) begin with; these have no roles. None in an
     architecture that has no table."""
     named = config.get("architectures") or [None]
-    return named[0] in FAMILIES and name.startswith(FAMILIES[named[0]].beside)
+    return FAMILIES[named[0]].beside if named[0] in FAMILIES else ()
 
 
 def expected_dtype(name: str, config: Mapping[str, Any]) -> str | None:
