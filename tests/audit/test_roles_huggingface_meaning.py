@@ -217,6 +217,24 @@ def test_mtp_layer_knows_the_embedding_from_the_hidden_state(case: str, depth: i
         assert same(probe.out("mtp.final_norm", 0, 0, ALL, 1 - depth)[0], plain)
 
 
+@pytest.mark.parametrize("case", ["qwen3 next", "qwen3.5"])
+def test_the_first_half_of_qwens_projection_reads_the_embedding(case: str) -> None:
+    """Converters disagree whether the halves of ``mtp.fc`` change places on the way to Megatron, which joins
+    [embedding ; hidden]. transformers' MtpModel, which renames ``mtp.fc`` to ``eh_proj``, decides: they do not."""
+    probe = MtpProbe(0, case)
+    plain, _ = probe.out(None, 0, 0)
+    assert not same(plain, probe.out(None, 1, 0)[0])
+    assert not same(plain, probe.out(None, 0, 1)[0])
+    for role, kept, changed in (("mtp.proj.embedding", (0, 1), (1, 0)), ("mtp.proj.hidden", (1, 0), (0, 1))):
+        without = probe.out(role, 0, 0)[0]
+        assert same(without, probe.out(role, *changed)[0])
+        assert not same(without, probe.out(role, *kept)[0])
+    (first,) = [p for p in probe.placed if p.role.name == "mtp.proj.embedding"]
+    hidden = first.block.shape[0]
+    assert (first.block.tensor, first.block.shape) == ("mtp.fc.weight", (hidden, 2 * hidden))
+    assert first.block.box[-2:] == ((0, 1), (0, hidden))  # of the columns [half][hidden]
+
+
 def test_decoder_layer_inside_an_mtp_layer() -> None:
     """Its parts are the trunk's: each zeroed changes the layer's output, and the joined input to it never."""
     probe = MtpProbe(1)

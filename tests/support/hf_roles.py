@@ -199,6 +199,8 @@ def mtp_model(case: str, tensors: Tensors) -> tuple[Any, set[str]]:
     """The real ``MtpModel`` loaded from the MTP layers of ``tensors``, and the keys that it has no use for."""
     trunk = trunk_model(case, tensors)
     n = trunk.config.num_hidden_layers
+    if not hasattr(trunk.config, "num_mtp_layers"):  # no fields of Qwen's config classes, and MtpModel asks for them
+        trunk.config.num_mtp_layers, trunk.config.mtp_layer_types = 1, ["full_attention"]
     model = MtpModel(trunk, trunk.config.num_mtp_layers)
     own = ("mtp.", *(f"model.layers.{n + i}." for i in range(trunk.config.num_mtp_layers)))
     info, _ = convert_and_load_state_dict_in_model(
