@@ -232,7 +232,7 @@ def test_the_first_half_of_qwens_projection_reads_the_embedding(case: str) -> No
     (first,) = [p for p in probe.placed if p.role.name == "mtp.proj.embedding"]
     hidden = first.block.shape[0]
     assert (first.block.tensor, first.block.shape) == ("mtp.fc.weight", (hidden, 2 * hidden))
-    assert first.block.box[-2:] == ((0, 1), (0, hidden))  # of the columns [half][hidden]
+    assert first.block.box == ((0, hidden), (0, hidden))  # of [hidden, 2 hidden]
 
 
 def test_decoder_layer_inside_an_mtp_layer() -> None:
