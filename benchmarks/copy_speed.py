@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from checkpoints import write_llama
-from measure import MTPCONVERT, Cost, cost_of, table
+from measure import MTPCONVERT, alternate, table
 
 GOALS = {"hf2mcore": 1.1, "mcore2hf": 1.1, "hf2mcore, audited": 1.5, "mcore2hf, audited": 1.5}
 PEAK = 128e6  # bytes
@@ -53,17 +52,7 @@ def run(folder: Path, layers: int, pairs: int, *, audited: bool) -> int:
     }
     if audited:
         runs |= {"hf2mcore, audited": (there, to_mcore), "mcore2hf, audited": (back, to_hf)}
-    costs: dict[str, list[Cost]] = {name: [] for name in runs}
-    for number in range(pairs + 1):
-        for name, (target, command) in runs.items():
-            shutil.rmtree(target, ignore_errors=True)
-            os.sync()
-            cost = cost_of(command)
-            if number:  # the first round warms the page cache
-                costs[name].append(cost)
-        print(
-            f"round {number}: " + ", ".join(f"{n} {c[-1].wall:.2f} s" for n, c in costs.items() if c), file=sys.stderr
-        )
+    costs = alternate(runs, pairs)
     for file in sorted(source.iterdir()):
         subprocess.run(["cmp", file, back / file.name], check=True)
     rows, failed = [], False

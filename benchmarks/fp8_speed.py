@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from checkpoints import write_llama
-from measure import MTPCONVERT, Cost, cost_of, table
+from measure import MTPCONVERT, alternate, table
 
 GOAL = 1.0  # hf2mcore takes no longer than torch
 PEAK = 600e6  # bytes
@@ -68,18 +67,8 @@ def run(folder: Path, layers: int, pairs: int) -> int:
         "hf2mcore": (there, [*MTPCONVERT, "hf2mcore", str(source), str(there), "--audit", "none"]),
         "mcore2hf": (back, [*MTPCONVERT, "mcore2hf", str(there), str(back), "--audit", "none"]),
     }
-    costs: dict[str, list[Cost]] = {name: [] for name in runs}
     os.environ.pop("OMP_NUM_THREADS", None)  # torch may use every core
-    for number in range(pairs + 1):
-        for name, (target, command) in runs.items():
-            shutil.rmtree(target, ignore_errors=True)
-            os.sync()
-            cost = cost_of(command)
-            if number:  # the first round warms the page cache
-                costs[name].append(cost)
-        print(
-            f"round {number}: " + ", ".join(f"{n} {c[-1].wall:.2f} s" for n, c in costs.items() if c), file=sys.stderr
-        )
+    costs = alternate(runs, pairs)
     for file in sorted(source.iterdir()):
         subprocess.run(["cmp", file, back / file.name], check=True)
     rows, failed = [], False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 MTPCONVERT = (sys.executable, "-m", "mtpconvert")
 
@@ -45,6 +47,22 @@ def median_cost(command: Sequence[str], runs: int) -> Cost:
         statistics.median(cost.cpu for cost in costs),
         int(statistics.median(cost.peak for cost in costs)),
     )
+
+
+def alternate(runs: Mapping[str, tuple[Path, Sequence[str]]], rounds: int) -> dict[str, list[Cost]]:
+    """Every command once a round, its target folder removed before; the first round, which warms the page cache, is
+    not counted. Says on stderr what a round took."""
+    costs: dict[str, list[Cost]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, (target, command) in runs.items():
+            shutil.rmtree(target, ignore_errors=True)
+            os.sync()
+            cost = cost_of(command)
+            if number:
+                costs[name].append(cost)
+        walls = ", ".join(f"{name} {of_one[-1].wall:.2f} s" for name, of_one in costs.items() if of_one)
+        print(f"round {number}: {walls}", file=sys.stderr)
+    return costs
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
