@@ -26,7 +26,6 @@ from mtpconvert.mapping.mtp import declared_mtp, present_in_hf, present_in_mcore
 from mtpconvert.mapping.plan import MtpCount
 from mtpconvert.stores.detect import Found, detect
 from mtpconvert.stores.safetensors.reader import SafetensorsReader
-from mtpconvert.stores.torch_dist.reader import TorchDistReader
 from mtpconvert.tensors import Inventory, size_words
 
 
@@ -127,6 +126,8 @@ def _hugging_face(found: Found) -> Inspection:
 
 @no_gc()
 def _torch_dist(found: Found) -> Inspection:
+    from mtpconvert.stores.torch_dist.reader import TorchDistReader
+
     assert found.iteration_dir is not None  # detect: a torch_dist checkpoint has one
     reader = TorchDistReader(found.iteration_dir)
     inventory = reader.inventory()

@@ -23,6 +23,7 @@ _OTHER_SUFFIXES = (
     ".input_scale", ".input_scale_inv", ".activation_scale", ".weight_shape", ".absmax", ".quant_map", ".SCB",
 )  # fmt: skip
 _OTHER_DTYPES = {"F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0", "I8"}
+_PLAIN = {"BF16", "F16", "F32"}
 _EXCLUDES = ("modules_to_not_convert", "ignored_layers", "ignore")
 
 
@@ -226,6 +227,8 @@ def _mxfp4(stored: Inventory, blocks: list[str], where: str) -> Packing:
 
 def _refuse_others(config: Mapping[str, Any], stored: Inventory, where: str) -> None:
     """Packings that no codec here decodes, by their names and dtypes, MTP's tensors counted with the rest."""
+    if {spec.dtype for spec in stored.values()} <= _PLAIN:
+        return
     odd = [
         name
         for name, spec in stored.items()
