@@ -143,10 +143,11 @@ class Site:
 
         ``tensor`` has ``{}`` where the index stands.
         """
-        _, grid, box = _read(axes)
-        whole_role = Role(self.place, role, (count, *grid))
-        for index in range(count):
-            yield self.cut(tensor.format(index), axes, box, whole_role, ((index, index + 1), *box))
+        shape, grid, box = _read(axes)
+        whole_role, pattern = Role(self.place, role, (count, *grid)), self.prefix + tensor
+        for index in range(count):  # most tensors of a model with experts come by here
+            block = Block(pattern.format(index), shape, grid, box)
+            yield Placement(whole_role, ((index, index + 1), *box), block)
 
     def split(self, tensor: str, axes: Axes, axis: int, pieces: list[Piece]) -> Iterator[Placement]:
         """``pieces``, one after the other, are cut from ``axis`` (counted in the reading ``axes``) of ``tensor``.
