@@ -45,6 +45,8 @@ def packed_of(side: Side) -> tuple[dict[str, Packed], list[Finding]]:
     block, path = _block_size(declared)
     mxfp4 = any(str(scheme.get("quant_method", "")).lower() == "mxfp4" for _, scheme in declared)
     unsized: list[str] = []
+    if not mxfp4 and "F8_E4M3" not in {spec.dtype for spec in side.inventory.values()}:
+        return {}, []
     for name, spec in side.inventory.items():
         if spec.dtype == "F8_E4M3" and (scale := side.inventory.get(name + SCALE_INV)) is not None:
             blocks = _blocks(spec, scale, block)

@@ -54,8 +54,9 @@ def check_quantisation(side: Side, mtp: MtpLayers) -> list[Finding]:
         found.append(finding(code, message, side=side.label, tensor=tensor, **detail))
 
     declared = list(schemes(side.config or {}))
-    small = any(spec.dtype in _SMALL for spec in side.inventory.values())
-    if not declared and not small and not any(name.endswith((*_PACKED, *_SCALES)) for name in side.inventory):
+    small = not _SMALL.isdisjoint({spec.dtype for spec in side.inventory.values()})
+    ends = "\n".join(side.inventory) + "\n"  # one search of all names for each ending
+    if not declared and not small and not any(f"{ending}\n" in ends for ending in (*_PACKED, *_SCALES)):
         return []
     weight_of = {stem: name for name, spec in side.inventory.items() if (stem := _quantised_stem(name, spec.dtype))}
     quantised = set(weight_of)

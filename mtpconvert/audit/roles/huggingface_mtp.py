@@ -134,7 +134,12 @@ def mtp_depths(layout: MtpLayout, layers: str, settings: Settings, inventory: In
         re.escape(numbered.format(layers=layers, n="#", i="#")).replace(r"\#", r"(\d+)") + "(.*)", re.A
     )
     shared = layout.block if layout.one_block else None
+    # of a large model nearly all names are the trunk's, whose numbers need no pattern to be passed over
+    start = len(numbered.format(layers=layers, n="#", i="#").partition("#")[0])
+    below = {str(layer) for layer in range(trunk)} if appended else set()
     for name in inventory:
+        if below and name[start : name.find(".", start)] in below:
+            continue
         found = pattern.fullmatch(name)
         if found and not appended:
             depths.add(int(found[1]))
