@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -76,9 +75,6 @@ class EncodingWriter:
         packed = self._packing.tensors[name]
         (codes,) = self._raw.chunks(packed.codes.name)
         return (Chunk(codes.box, -1 - codes.file, codes.offset * 2, tuple(2 * step for step in codes.strides)),)
-
-    def path(self, file: int) -> Path:
-        return self._raw.path(file if file >= 0 else -1 - file)
 
     def write(self, file: int, content: bytes | memoryview, offset: int) -> None:
         """Raises NotRepresentableError for values that FP8 has no way to write, naming the tensor."""

@@ -120,11 +120,6 @@ class ComputingWriter:
         (chunk,) = self._inner.chunks(name)
         return (Chunk(chunk.box, COMPUTED - self._names.index(name), 0, chunk.strides),)
 
-    def path(self, file: int) -> Path:
-        if file > COMPUTED:
-            return self._inner.path(file)
-        return self._inner.path(self._inner.chunks(self._names[COMPUTED - file])[0].file)
-
     def write(self, file: int, content: bytes | memoryview, offset: int) -> None:
         if file > COMPUTED:
             self._inner.write(file, content, offset)

@@ -179,16 +179,19 @@ def process_group(rank: int = 0, world: int = 1, store: str | None = None) -> No
         distributed.init_process_group("gloo", store=meeting, rank=rank, world_size=world)
 
 
+_parallel: list[SimpleNamespace] = []  # the sizes of this process's parallel state, where there is one
+
+
 def model_parallel(tp: int = 1, pp: int = 1, ep: int = 1) -> None:
     """Megatron-core's parallel state for these sizes, replacing an earlier one."""
     from megatron.core import parallel_state
 
     process_group()
     sizes = SimpleNamespace(tp=tp, pp=pp, ep=ep)
-    if getattr(model_parallel, "sizes", None) != sizes:
+    if [sizes] != _parallel:
         with quiet():
             parallel_state.destroy_model_parallel()
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep
             )
-        model_parallel.sizes = sizes  # type: ignore[attr-defined]
+        _parallel[:] = [sizes]

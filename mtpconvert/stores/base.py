@@ -55,8 +55,6 @@ class Writer(Protocol):
     def chunks(self, name: str) -> Sequence[Chunk]:
         """Where the tensor's bytes go; every chunk is C-contiguous in its file."""
 
-    def path(self, file: int) -> Path: ...
-
     def write(self, file: int, content: bytes | memoryview, offset: int) -> None:
         """Write ``content``, a part of one chunk. Any thread; the parts of one chunk come in order, by one thread."""
 

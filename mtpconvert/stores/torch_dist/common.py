@@ -72,7 +72,9 @@ def content_metadata() -> dict[str, object]:
 def common_dict(common: Mapping[str, object]) -> dict[str, object]:
     """The dict to write: ``common`` (``args`` as a dict, ``iteration``), with what every load needs beside it."""
     args = inert.Namespace()
-    vars(args).update(common.get("args") or {})  # type: ignore[call-overload]
+    given = common.get("args")
+    if isinstance(given, Mapping):
+        vars(args).update(given)
     base = {"args": args, "checkpoint_version": CHECKPOINT_VERSION, "iteration": 0}
     return {**base, **{k: v for k, v in common.items() if k != "args"}, "content_metadata": content_metadata()}
 

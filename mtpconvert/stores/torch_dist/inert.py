@@ -200,7 +200,8 @@ class Placeholder(metaclass=Sealed):
 
     @property
     def _parts(self) -> list[object]:
-        return vars(self).setdefault("state", [])  # type: ignore[no-any-return]
+        parts: list[object] = vars(self).setdefault("state", [])
+        return parts
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -217,8 +218,11 @@ class GetAttr(metaclass=Sealed):
 
     def __new__(cls, owner: object, attribute: str) -> Placeholder:  # type: ignore[misc]
         made = Placeholder()
-        known = isinstance(owner, Placeholder) or (isinstance(owner, type) and issubclass(owner, Placeholder))
-        vars(made)["name"] = f"{owner.name if known else type(owner).__name__}.{attribute}"  # type: ignore[attr-defined]
+        if isinstance(owner, Placeholder) or (isinstance(owner, type) and issubclass(owner, Placeholder)):
+            name = owner.name
+        else:
+            name = type(owner).__name__
+        vars(made)["name"] = f"{name}.{attribute}"
         return made
 
 
