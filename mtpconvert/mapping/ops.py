@@ -88,6 +88,27 @@ def gated_qkv_interleave(hf: Sequence[str], mcore: Sequence[str], dims: Shape, p
         yield Tile(source, Block(mcore[0], shape, grid, ((0, groups), (at, at + 1), *tail)))
 
 
+def qkv_interleave_uneven(hf: Sequence[str], mcore: Sequence[str], dims: Shape, padded_vocab: int) -> Iterator[Piece]:
+    """``qkv_interleave`` where a value head has another size: q ``[G Q D, ...]``, k ``[G D, ...]``, v ``[G DV, ...]``
+    against rows that run per group: its Q queries, its key, its value.
+
+    ``dims``: G, Q, D, DV, the rest. Layout: Megatron-Bridge models/mimo_v2_flash/modeling_mimo_v2_flash.py:
+    MiMoV2FlashSelfAttention.get_query_key_value_tensors.
+    """
+    groups, queries, head, value, *rest = dims
+    parts = (queries * head, head, value)
+    total, tail = sum(parts), _full(tuple(rest))
+    at = 0
+    for name, rows in zip(hf, parts, strict=True):
+        part = (groups, rows, *rest)
+        box = ((0, groups), (at, at + rows), *tail)
+        yield Tile(
+            Block(name, (groups * rows, *rest), part, _full(part)),
+            Block(mcore[0], (groups * total, *rest), (groups, total, *rest), box),
+        )
+        at += rows
+
+
 def rows_split(hf: Sequence[str], mcore: Sequence[str], dims: Shape, padded_vocab: int) -> Iterator[Piece]:
     """Rows that run per group, a stretch for each of the Megatron tensors: ``[G (P1 + P2 + ...), ...]`` against
     ``[G P1, ...]``, ``[G P2, ...]``...
@@ -189,6 +210,7 @@ OPS: dict[str, Op] = {
     "qkv_interleave": qkv_interleave,
     "fused_qkv_interleave": fused_qkv_interleave,
     "gated_qkv_interleave": gated_qkv_interleave,
+    "qkv_interleave_uneven": qkv_interleave_uneven,
     "rows_split": rows_split,
     "gate_up_alternate": gate_up_alternate,
     "transposed": transposed,
@@ -205,6 +227,7 @@ ARITY: dict[str, tuple[int, int | None]] = {
     "qkv_interleave": (3, 1),
     "fused_qkv_interleave": (1, 1),
     "gated_qkv_interleave": (3, 1),
+    "qkv_interleave_uneven": (3, 1),
     "rows_split": (1, None),
     "gate_up_alternate": (1, 1),
     "transposed": (1, 1),
@@ -220,6 +243,7 @@ DIMS: dict[str, tuple[int, int | None]] = {
     "qkv_interleave": (3, None),
     "fused_qkv_interleave": (3, None),
     "gated_qkv_interleave": (3, None),
+    "qkv_interleave_uneven": (4, None),
     "rows_split": (3, None),
     "gate_up_alternate": (2, None),
     "transposed": (2, None),

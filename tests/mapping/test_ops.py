@@ -121,6 +121,24 @@ def test_gated_qkv_interleave(groups: int, queries: int, head: int, others: list
     assert np.array_equal(made(OPS["gated_qkv_interleave"], ["q", "k", "v"], dims, arrays), expected)
 
 
+@given(small, small, small, small, rest)
+def test_qkv_interleave_uneven(groups: int, queries: int, head: int, value: int, others: list[int]) -> None:
+    """Bridge's MiMoV2FlashSelfAttention.get_query_key_value_tensors views the rows as [groups, Q D + D + DV] and splits
+    them so; modeling_mimo_v2_flash.py:MiMoV2FlashAttention views q, k and v as [heads, head] and [heads, value]."""
+    arrays = unique(
+        {"q": (groups * queries * head, *others), "k": (groups * head, *others), "v": (groups * value, *others)}
+    )
+    got = made(OPS["qkv_interleave_uneven"], ["q", "k", "v"], [groups, queries, head, value, *others], arrays)
+    assert got.shape == (groups * (queries * head + head + value), *others)
+    split = np.split(got.reshape(groups, -1, *others), np.cumsum([queries * head, head]), axis=1)
+    for name, part, size in zip("qkv", split, (head, head, value), strict=True):
+        heads = arrays[name].reshape(groups, -1, size, *others)
+        assert np.array_equal(part.reshape(heads.shape), heads)
+    if value == head:
+        even = made(OPS["qkv_interleave"], ["q", "k", "v"], [groups, queries, head, *others], arrays)
+        assert np.array_equal(got, even)
+
+
 @given(small, st.lists(small, min_size=2, max_size=4), rest)
 def test_rows_split(groups: int, parts: list[int], others: list[int]) -> None:
     """modeling_qwen3_next.py:fix_query_key_value_ordering: a view by key head, split along its rows, flattened."""
