@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from mtpconvert.cli.options import EXISTING, mapping_option
+from mtpconvert.cli.options import EXISTING, dialect_option, mapping_option
 from mtpconvert.cli.output import print_notes
 from mtpconvert.convert.config_arguments import ArgsOptions, arguments_of, shell, yaml
 from mtpconvert.convert.configs import read_config, read_json
+from mtpconvert.mapping.dialect import DialectName
 
 
 @click.command()
@@ -24,6 +25,7 @@ from mtpconvert.convert.configs import read_config, read_json
 @click.option("--ep", type=click.IntRange(1), default=1, help="Expert-parallel size.")
 @click.option("--etp", type=click.IntRange(1), default=1, help="Expert tensor-parallel size.")
 @click.option("--make-vocab-size-divisible-by", type=click.IntRange(1), default=128, show_default=True)
+@dialect_option
 @mapping_option
 def args(
     hf: Path,
@@ -35,6 +37,7 @@ def args(
     ep: int,
     etp: int,
     make_vocab_size_divisible_by: int,
+    dialect: DialectName,
     mapping: Path | None,
 ) -> None:
     """Print the Megatron-LM flags of a model, from its config.json alone (HF: its directory, or the file).
@@ -43,7 +46,7 @@ def args(
     tokenizer, optimizer) are not among them.
     """
     config = read_json(hf) if hf.is_file() else read_config(hf)
-    options = ArgsOptions(spec, mcore_version, make_vocab_size_divisible_by, tp, pp, ep, etp, mapping)
+    options = ArgsOptions(spec, mcore_version, make_vocab_size_divisible_by, tp, pp, ep, etp, mapping, dialect)
     result = arguments_of(config, options)
     print_notes(result.notes)
     click.echo(f"# {result.architecture}, for megatron-core {mcore_version} with --spec {spec}; by mtpconvert args")

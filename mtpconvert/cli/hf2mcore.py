@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from mtpconvert.cli.gate import DROP_MTP, USE_TRUNK, gate
-from mtpconvert.cli.options import EXISTING, TARGET, conversion_options
+from mtpconvert.cli.options import EXISTING, TARGET, conversion_options, dialect_option
 from mtpconvert.cli.report import run_conversion
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.to_mcore import ToMcore
 from mtpconvert.convert.to_mcore import hf2mcore as convert
 from mtpconvert.errors import NotRepresentableError
+from mtpconvert.mapping.dialect import DialectName
 from mtpconvert.stores.torch_dist.writer import McoreVersion, Spec
 
 
@@ -45,6 +46,7 @@ from mtpconvert.stores.torch_dist.writer import McoreVersion, Spec
     default="keep",
     help="FP8 and MXFP4 become bf16; every other byte is moved as it is.",
 )
+@dialect_option
 @conversion_options
 def hf2mcore(
     src: Path,
@@ -61,6 +63,7 @@ def hf2mcore(
     make_vocab_size_divisible_by: int,
     mtp_copies: str,
     dtype: str,
+    dialect: DialectName,
     mtp: str,
     audit_level: str,
     overwrite: bool,
@@ -87,6 +90,7 @@ def hf2mcore(
         mtp_copies=mtp_copies,
         overwrite=overwrite,
         mapping=mapping,
+        dialect=dialect,
     )
 
     def run(callbacks: Callbacks) -> Conversion:
@@ -97,6 +101,9 @@ def hf2mcore(
 
 
 def _say_how_to_launch(result: Conversion) -> None:
+    if result.dialect == "bridge":
+        click.echo("Give it to Megatron-Bridge as pretrained_checkpoint of this model's own provider.")
+        return
     click.echo("Launch Megatron with these flags; --use-checkpoint-args does not restore them, and without them")
     click.echo("the model loads wrong and says nothing:")
     click.echo("  " + shlex.join(["--load", str(result.target), *result.launch_flags]))

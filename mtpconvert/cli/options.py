@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from mtpconvert.mapping.dialect import DIALECTS
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 EXISTING = click.Path(path_type=Path)
@@ -15,6 +17,13 @@ TARGET = click.Path(path_type=Path)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 mapping_option = click.option("--mapping", type=EXISTING, help="Mapping file to use instead of the shipped one.")
+dialect_option = click.option(
+    "--dialect",
+    type=click.Choice(DIALECTS),
+    default="stock",
+    show_default=True,
+    help="In whose names to write: bridge for models that only Megatron-Bridge has modules for.",
+)
 mtp_option = click.option(
     "--mtp",
     type=click.Choice(["keep", "drop"]),

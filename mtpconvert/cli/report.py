@@ -61,6 +61,7 @@ def _document(result: Conversion, seconds: float) -> dict[str, Any]:
         "launch_flags": result.launch_flags,
         "config_changes": result.config_changes,
         "notes": result.notes,
+        "dialect": result.dialect,
         "audit": None if result.audit is None else result.audit.verdict(),
         "accepted": {} if result.audit is None else _accepted(result.audit),
         "mtp": mtp_json(plan.mtp),

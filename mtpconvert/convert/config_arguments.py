@@ -15,6 +15,7 @@ from mtpconvert.convert.argument_rules import Facts, megatron_arguments, moe_lay
 from mtpconvert.convert.launch_flags import launch_flags, without_flag
 from mtpconvert.convert.stacked import is_stacked
 from mtpconvert.mapping.catalogue import mapping_for
+from mtpconvert.mapping.dialect import DialectName, check_dialect, dialect_notes
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import expand
 from mtpconvert.mapping.model import Mapping as MappingFile
@@ -44,6 +45,7 @@ class ArgsOptions:
     ep: int = 1
     etp: int = 1
     mapping: Path | None = None
+    dialect: DialectName = "stock"
 
 
 @dataclass
@@ -64,6 +66,7 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
     """
     mapping = mapping_for(config, options.mapping)
     refuse_version(mapping, config, options.mcore_version)
+    check_dialect(mapping, options.dialect, options.spec)
     declared = declared_mtp(config, mapping.mtp)
     absent = mapping.mtp is not None and mapping.mtp.known_absent is not None
     layers = 0 if absent else declared.count or 0
@@ -85,6 +88,7 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
     fresh = mapping.scope(config, {"mtp_layers": layers})
     arguments = megatron_arguments(mapping.arguments, fresh, facts)
     dtype, notes = _dtype(config)
+    notes += dialect_notes(mapping)
     if declared.count is None and mapping.mtp is not None:
         notes.append(f"config.json gives no MTP count ({declared.key}): no MTP layers here; tensors may say otherwise")
     if absent and declared.count:

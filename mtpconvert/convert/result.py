@@ -23,6 +23,7 @@ class Conversion:
     launch_flags: list[str] = field(default_factory=list)  # hf2mcore: flags that checkpoint args do not restore
     config_changes: dict[str, Any] = field(default_factory=dict)  # dotted key -> its new value, None: removed
     notes: list[str] = field(default_factory=list)
+    dialect: str = "stock"  # hf2mcore: in whose names the target is
     audit: Any = None  # what the gate returned
 
 

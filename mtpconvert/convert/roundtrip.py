@@ -47,12 +47,12 @@ class RoundTrip:
     nbytes: int
 
 
-def roundtrip(source: Path, mapping: Path | None, start: Callable[[int], Advance]) -> RoundTrip:
+def roundtrip(source: Path, options: ToMcore, start: Callable[[int], Advance]) -> RoundTrip:
     """Carry every tensor of ``source`` there and back.
 
     Raises CheckpointError at the first tensor that differs, NotRepresentableError for a copy unlike its source.
     """
-    opened = open_source(source, ToMcore(mapping=mapping))
+    opened = open_source(source, options)
     if isinstance(opened.reader, DecodedReader):
         opened.reader.check_scales()
     opened.plan.notes += compare_copies(opened.plan, opened.reader)

@@ -146,7 +146,7 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
         sync_tree(staging.path)
         audit = callbacks.gate(source, staging.path) if callbacks.gate else None
         staging.publish()
-    return Conversion(source, target, plan, moved, [], opened.config_changes, notes, audit)
+    return Conversion(source, target, plan, moved, [], opened.config_changes, notes, audit=audit)
 
 
 def _vocab_rows(source: Inventory, config: dict[str, Any], key: str, options: ToHf) -> int | None:

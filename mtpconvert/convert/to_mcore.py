@@ -37,6 +37,7 @@ from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, UsageError
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
+from mtpconvert.mapping.dialect import DialectName, check_dialect, dialect_notes
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.plan import Plan, default_notes, mtp_names, plan_to_mcore, vocab_multiple
 from mtpconvert.mapping.versions import refuse_version
@@ -67,6 +68,7 @@ class ToMcore:
     mtp_copies: str = "require-equal"
     overwrite: bool = False
     mapping: Path | None = None
+    dialect: DialectName = "stock"
 
     @property
     def iteration_number(self) -> int:
@@ -122,6 +124,7 @@ def open_source(source: Path, options: ToMcore) -> HfSource:
     files, config = SafetensorsReader(source), read_config(source)
     mapping = mapping_for(config, options.mapping, files.inventory(), drop_mtp=options.mtp == "drop")
     refuse_version(mapping, config, options.mcore_version)
+    check_dialect(mapping, options.dialect, options.spec, files.inventory())
     stored = files.inventory()
     dropped = mtp_names(mapping, stored, config) if options.mtp == "drop" else set()
     kept = {name: spec for name, spec in stored.items() if name not in dropped}
@@ -136,7 +139,7 @@ def open_source(source: Path, options: ToMcore) -> HfSource:
         drop_mtp=options.mtp == "drop",
         where=str(source),
     )
-    plan.notes += [*files.notes, *packing.notes, *_packing_notes(plan, packing)]
+    plan.notes += [*dialect_notes(mapping), *files.notes, *packing.notes, *_packing_notes(plan, packing)]
     return HfSource(reader, files, packing, config, mapping, plan)
 
 
@@ -200,7 +203,8 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         sync_tree(staging.path)
         audit = callbacks.gate(source, staging.path) if callbacks.gate else None
         staging.publish()
-    return Conversion(source, target, plan, moved, launch_flags(arguments), changes, notes, audit)
+    flags = launch_flags(arguments) if options.dialect == "stock" else []
+    return Conversion(source, target, plan, moved, flags, changes, notes, options.dialect, audit)
 
 
 def _config_changes(plan: Plan, options: ToMcore) -> dict[str, Any]:

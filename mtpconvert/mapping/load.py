@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.errors import MappingError
+from mtpconvert.mapping.dialect import load_dialect
 from mtpconvert.mapping.layers import Selector, check_selector
 from mtpconvert.mapping.load_rows import load_rows
 from mtpconvert.mapping.model import Mapping, MtpRule, Place, Row
@@ -28,7 +29,7 @@ from mtpconvert.mapping.versions import load_unsupported
 SCHEMA = 1
 _TOP_KEYS = {
     "schema", "architecture", "mcore_model", "evidence", "include", "dims", "defaults", "layers", "place", "rows",
-    "variants", "mtp", "arguments", "unsupported", "text", "passthrough",
+    "variants", "mtp", "arguments", "unsupported", "dialect", "text", "passthrough",
 }  # fmt: skip
 _PRESENT = re.compile(r"[^{}]*\{(?:[A-Za-z_][\w.]*\+)?i\}[^{}]*")
 
@@ -73,6 +74,7 @@ def load_mapping(file: Path, shared: Path | None = None) -> Mapping:
         mtp=_mtp(file, table["mtp"]) if "mtp" in table else None,
         arguments=table_of(table.get("arguments", {}), file, "[arguments]"),
         unsupported=load_unsupported(file, table.get("unsupported", [])),
+        dialect=load_dialect(file, table["dialect"]) if "dialect" in table else None,
         text=optional_text(file, "top level", table, "text"),
         passthrough=texts_of(table.get("passthrough", []), file, "passthrough"),
     )

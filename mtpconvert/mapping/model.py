@@ -64,6 +64,16 @@ class Unsupported:
 
 
 @dataclass(frozen=True, slots=True)
+class Dialect:
+    """Megatron names are those of another project's modules. ``why``: what stock megatron-core lacks. ``hf``: endings
+    of the HF tensors that show it."""
+
+    name: str
+    why: str
+    hf: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Mapping:
     """``text``: key of the config that holds the language model's. ``passthrough``: prefixes of HF tensors of other
     parts of the model, which are set aside and come back."""
@@ -81,6 +91,7 @@ class Mapping:
     mtp: MtpRule | None
     arguments: MappingOf[str, Any]
     unsupported: tuple[Unsupported, ...] = ()
+    dialect: Dialect | None = None
     text: str | None = None
     passthrough: tuple[str, ...] = ()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.mapping.catalogue import sample_configs
+from mtpconvert.mapping.dialect import DialectName
 from tests.support.tiny import _values, write_safetensors
 from tests.support.tiny_families import Shape
 
@@ -185,7 +186,7 @@ class Case:
     """``changes`` of the tiny config. ``trunk``: names and shapes; ``mtp``: of MTP layer ``depth``, given them.
 
     ``unsupported``: versions of megatron-core that cannot hold it, ``not_run``: whose forward of its MTP fails.
-    ``specs``: layer specs that it has.
+    ``specs``: layer specs that it has. ``dialect``: in whose Megatron names it is written.
     """
 
     architecture: str
@@ -196,6 +197,7 @@ class Case:
     unsupported: tuple[str, ...] = ()
     specs: tuple[str, ...] = ("te", "local")
     not_run: tuple[str, ...] = ()
+    dialect: DialectName = "stock"
 
     def config(self) -> Config:
         config = sample_configs(self.architecture)["tiny"] | self.changes

@@ -204,7 +204,7 @@ def _comes_back_other(source: Path, mapping: Path | None) -> bool:
     """What ``mtpconvert roundtrip`` finds, all tensors in one group: layer by layer takes eight times as long."""
     with patch("mtpconvert.convert.roundtrip._groups", lambda plan: {"all": set(plan.mcore)}):
         try:
-            roundtrip(source, mapping, lambda _total: lambda _count, _name: None)
+            roundtrip(source, ToMcore(mapping=mapping), lambda _total: lambda _count, _name: None)
         except MtpConvertError:
             return True
     return False
