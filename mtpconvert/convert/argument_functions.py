@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mtpconvert.convert import argument_moe, argument_variants
+from mtpconvert.convert import argument_moe, argument_variants, argument_windows
 from mtpconvert.convert.argument_refusal import refuse
 from mtpconvert.errors import ConfigError
 from mtpconvert.mapping.dims import Scope
 
 DEFAULT_THETA = 10000.0  # transformers modeling_rope_utils.py:RotaryEmbeddingConfigMixin.default_theta
+KINDS = ("full_attention", "sliding_attention")
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
 
@@ -152,6 +153,30 @@ def _rope(table: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
     return arguments
 
 
+def rope_by_kind(scope: Scope) -> dict[str, Any]:
+    """``rope`` where full and sliding layers have parameters of their own; no ``rotary_base`` where these differ.
+
+    A config has both under ``rope_parameters``, or the older keys: ``rope_theta`` and ``rope_scaling`` of full layers,
+    ``rope_local_base_freq`` of sliding ones, which never scale. transformers configuration_gemma3.py and
+    configuration_olmo3.py: convert_rope_params_to_dict.
+    """
+    found = scope.value("rope_parameters") or {}
+    if found and not all(isinstance(found.get(kind) or {}, Mapping) for kind in KINDS):
+        raise ConfigError(f"rope_parameters is {found!r}", where="config.json: rope_parameters")
+    full, sliding = (dict(found.get(kind) or {}) for kind in KINDS)
+    if not found:
+        full = dict(scope.value("rope_scaling") or {})
+    for table, key in ((full, "rope_theta"), (sliding, "rope_local_base_freq")):
+        table["rope_type"] = table.get("rope_type") or table.pop("type", None) or "default"
+        if table.get("rope_theta") is None:
+            table["rope_theta"] = scope.value(key)
+    if sliding["rope_theta"] is None:
+        sliding["rope_theta"] = full["rope_theta"]
+    if full == sliding:
+        return _rope(full, scope)
+    return {"position_embedding_type": "rope", "rotary_percent": 1.0}
+
+
 def mla_rope(scope: Scope) -> dict[str, Any]:
     """Rotary embedding of multi-latent attention: default and yarn (MLATransformerConfig's own fields)."""
     table = _rope_table(scope)
@@ -189,83 +214,15 @@ def mla_rope(scope: Scope) -> dict[str, Any]:
     return arguments
 
 
-def sliding_window(scope: Scope) -> dict[str, Any]:
-    """``window_size`` (left, right) and which layers have it, 1 for a sliding layer.
-
-    transformers attends to the last W keys, itself included (``masking_utils.py:sliding_window_overlay``); Megatron and
-    Transformer Engine to ``left`` keys before it and itself. Mistral slides in every layer; Qwen where ``layer_types``
-    says so, by default from layer ``max_window_layers`` on, and only with ``use_sliding_window``.
-    """
-    none = {"window_size": None, "window_attn_skip_freq": None}
-    window = scope.value("sliding_window")
-    by_layer = scope.value("use_sliding_window")
-    if window is None or by_layer is False:
-        return none
-    if by_layer is None:
-        return {"window_size": (int(window) - 1, 0), "window_attn_skip_freq": None}
-    kinds = scope.value("layer_types")
-    if kinds is None:
-        first = scope.integer("max_window_layers")
-        layers = range(scope.integer("num_hidden_layers"))
-        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in layers]
-    return _windows(window, kinds, scope)
-
-
-def windows_by_layer(scope: Scope) -> dict[str, Any]:
-    """``sliding_window`` for families whose ``layer_types`` alone says which layers slide."""
-    kinds = scope.value("layer_types")
-    if kinds is None:
-        raise ConfigError(
-            "config.json has no layer_types, which says what layers attend to a window only",
-            where="config.json: layer_types",
-            next_step="add the list, as the publisher's config.json has it",
-        )
-    return _windows(scope.value("sliding_window"), kinds, scope)
-
-
-def rotating_windows(scope: Scope) -> dict[str, Any]:
-    """``windows_by_layer`` where sliding layers alone rotate: every n-th layer is a full one and skips the embedding.
-
-    transformers modeling_exaone4.py:Exaone4Attention.forward. Megatron counts MTP layers on after the trunk (0.16) or
-    anew (0.19), so only a number n, and no list, tells it what they are: layers L + 1 and 1 both slide and rotate.
-    """
-    arguments = windows_by_layer(scope)
-    slides = arguments["window_attn_skip_freq"]
-    if slides is None:
-        return arguments | {"no_rope_freq": None}
-    step = slides.index(0) + 1 if 0 in slides else 0
-    if not step or slides != [int((layer + 1) % step != 0) for layer in range(len(slides))] or len(slides) % step:
-        raise refuse("layer_types", scope.value("layer_types"), "Megatron needs a full layer at every n-th place")
-    kinds = scope.value("mtp_layer_types")
-    if scope.symbols.get("mtp_layers") and kinds is not None and set(kinds) != {"sliding_attention"}:
-        raise refuse("mtp_layer_types", kinds, "Megatron's MTP layers slide where its first layer does")
-    return arguments | {"window_attn_skip_freq": step, "no_rope_freq": step}
-
-
-def _windows(window: Any, kinds: list[str], scope: Scope) -> dict[str, Any]:
-    layers = scope.integer("num_hidden_layers")
-    unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
-    if unknown or len(kinds) != layers:
-        raise ConfigError(
-            f"layer_types lists {len(kinds)} layers, of kinds {sorted(set(kinds))}, for {layers} layers",
-            where="config.json: layer_types",
-        )
-    slides = [int(kind == "sliding_attention") for kind in kinds]
-    if window is None or not any(slides):
-        return {"window_size": None, "window_attn_skip_freq": None}
-    return {"window_size": (int(window) - 1, 0), "window_attn_skip_freq": slides}
-
-
 FUNCTIONS: dict[str, Callable[[Scope], dict[str, Any]]] = {
     function.__name__: function
     for function in (
         rope,
         partial_rope,
         mla_rope,
-        sliding_window,
-        windows_by_layer,
-        rotating_windows,
+        rope_by_kind,
         *argument_moe.FUNCTIONS,
         *argument_variants.FUNCTIONS,
+        *argument_windows.FUNCTIONS,
     )
 }
