@@ -4,11 +4,10 @@ A rule is one of
 
     num_layers    = "num_hidden_layers"                       a config key, a symbol of [dims], or an integer expression
     norm_epsilon  = { key = "rms_norm_eps", default = 1e-6 }  a config key of any type; the default is reported
-    q_lora_rank   = { expr = "q_lora_rank", when = "q_lora_rank" }   nothing where the config key is null or 0
+    q_lora_rank   = { expr = "q_lora_rank", when = "q_lora_rank" }   None where the key is missing, null, false or 0
     normalization = { value = "RMSNorm" }                     what the architecture is, whatever the config says
     swiglu        = { value = true, requires = { hidden_act = ["silu"] } }   and refused where the config says otherwise
     untie_...     = { not = "tie_word_embeddings" }
-    q_lora_rank   = { expr = "q_lora_rank", when = "q_lora_rank" }   None where the key is missing, null, false or 0
     functions     = ["rope", "sliding_window"]                named functions, each giving several arguments
 
 In ``requires`` a missing or null key stands for its class's default, which the list must contain.
@@ -158,8 +157,6 @@ def _value(argument: str, rule: str | Mapping[str, Any], scope: Scope) -> Plain:
         return _config(argument, rule["key"], scope) if found is None else _plain(rule["key"], found)
     if "expr" in rule:
         return evaluate(rule["expr"], scope) if scope.truth(rule["when"]) else None
-    if "expr" in rule:
-        return _value(argument, rule["expr"], scope) if scope.truth(rule["when"]) else None
     if "not" in rule:
         return not scope.truth(rule["not"])
     for key, allowed in rule.get("requires", {}).items():
