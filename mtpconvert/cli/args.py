@@ -52,4 +52,5 @@ def args(
     click.echo(f"# {result.architecture}, for megatron-core {mcore_version} with --spec {spec}; by mtpconvert args")
     click.echo(shell(result) if format_ == "shell" else yaml(result))
     count = "nothing" if result.mtp.declared is None else result.mtp.declared
-    click.echo(f"# MTP layers: declared {count}, to be launched with: {result.mtp.present}")
+    none = ", published none" if result.mtp.published_none else ""
+    click.echo(f"# MTP layers: declared {count}{none}, to be launched with: {result.mtp.present}")

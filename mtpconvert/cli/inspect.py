@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import architectures, file_of, load
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import MtpRule
-from mtpconvert.mapping.mtp import declared_mtp, present_in_hf, present_in_mcore
-from mtpconvert.mapping.plan import MtpCount
+from mtpconvert.mapping.mtp import MtpCount, declared_mtp, present_in_hf, present_in_mcore, published_none
 from mtpconvert.stores.detect import Found, detect
 from mtpconvert.stores.safetensors.reader import SafetensorsReader
 from mtpconvert.tensors import Inventory, size_words
@@ -111,6 +110,7 @@ def _hugging_face(found: Found) -> Inspection:
         declared = declared_mtp(config, rule)
         layers = present_in_hf(inventory, rule, Scope(config))
         mtp = _count(inventory, layers, declared.key, declared.count)
+        mtp = replace(mtp, published_none=published_none(declared, len(layers), rule))
     else:  # the auditor knows every published layout
         layers = layers_of(inventory, config, kind).names
         mtp = _count(inventory, layers, _count_key(config, kind), declared_by(config, kind))

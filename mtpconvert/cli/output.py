@@ -15,7 +15,7 @@ import click
 from mtpconvert.errors import TargetError
 
 if TYPE_CHECKING:
-    from mtpconvert.mapping.plan import MtpCount
+    from mtpconvert.mapping.mtp import MtpCount
 
 
 def mtp_line(mtp: MtpCount, *, writes: bool = True, parts: str = "MTP layers") -> str:
@@ -23,10 +23,10 @@ def mtp_line(mtp: MtpCount, *, writes: bool = True, parts: str = "MTP layers") -
     declared = "nothing" if mtp.declared is None else str(mtp.declared)
     key = f" ({mtp.key})" if mtp.key else ""
     written = f", written {mtp.written}" if writes else ""
-    return (
-        f"{parts}: declared {declared}{key}, present {mtp.present}{written};"
-        f" {mtp.tensors} tensors, {mtp.nbytes:,} bytes"
-    )
+    found = f"declared {declared}{key}, present {mtp.present}"
+    if mtp.published_none:
+        found = f"declared {declared}, published none{key}"
+    return f"{parts}: {found}{written}; {mtp.tensors} tensors, {mtp.nbytes:,} bytes"
 
 
 def mtp_json(mtp: MtpCount) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from mtpconvert.mapping.dialect import DialectName, check_dialect, dialect_notes
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import expand
 from mtpconvert.mapping.model import Mapping as MappingFile
-from mtpconvert.mapping.mtp import declared_mtp
-from mtpconvert.mapping.plan import MtpCount, default_notes, vocab_multiple
+from mtpconvert.mapping.mtp import MtpCount, declared_mtp, mtp_count
+from mtpconvert.mapping.plan import default_notes, vocab_multiple
 from mtpconvert.mapping.versions import refuse_version
 
 _SIZES = {
@@ -90,12 +90,13 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
     dtype, notes = _dtype(config)
     notes += dialect_notes(mapping)
     if declared.count is None and mapping.mtp is not None:
-        notes.append(f"config.json gives no MTP count ({declared.key}): no MTP layers here; tensors may say otherwise")
+        missing = declared.key or mapping.mtp.no_count
+        notes.append(f"config.json gives no MTP count ({missing}): no MTP layers here; tensors may say otherwise")
     if absent and declared.count:
         notes.append(f"config.json declares {declared.count} MTP layers, none is published")
     notes += [*default_notes(fresh, mapping), *without_flag(arguments)]
     flags = [*_pairs(launch_flags(arguments, complete=True)), *_sizes(arguments), *([(dtype, None)] if dtype else [])]
-    count = MtpCount(declared.key, declared.count, layers, layers, 0, 0)
+    count = mtp_count(mapping.mtp, declared, layers, layers, [])
     return ConfigArguments(mapping.architecture, arguments, flags, count, notes)
 
 

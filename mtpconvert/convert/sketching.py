@@ -16,8 +16,7 @@ from mtpconvert.mapping import catalogue
 from mtpconvert.mapping.closest import by_tensors
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import expand, proven
-from mtpconvert.mapping.mtp import declared_mtp
-from mtpconvert.mapping.plan import MtpCount
+from mtpconvert.mapping.mtp import MtpCount, declared_mtp
 from mtpconvert.mapping.sites import Site, layer_count_key, sites_of
 from mtpconvert.mapping.sketch import known_mapping, sketch
 from mtpconvert.mapping.sketch_toml import Counts, draft_toml

@@ -16,8 +16,7 @@ from mtpconvert.convert.slice_config import sliced_config
 from mtpconvert.errors import CheckpointError, ConfigError, MtpLostError, UnmappedTensorError, some
 from mtpconvert.mapping.expand import Expansion, Expected, expand
 from mtpconvert.mapping.model import Mapping as MappingFile
-from mtpconvert.mapping.mtp import agree, declared_mtp, present_in_hf
-from mtpconvert.mapping.plan import MtpCount
+from mtpconvert.mapping.mtp import MtpCount, agree, declared_mtp, mtp_count, present_in_hf
 from mtpconvert.tensors import Block, Inventory, TensorSpec, whole
 
 SCALES = ("_scale_inv", "_scale")  # beside a block-quantised weight, under its name
@@ -101,7 +100,7 @@ def plan_slice(
                 parts[name + suffix] = _whole_scale(scale, parts[name])
                 target[name + suffix] = TensorSpec(name + suffix, scale.shape, scale.dtype)
     mtp = [target[n] for n, entry in _all(wanted).items() if entry.mtp is not None and n in target]
-    count = MtpCount(declared.key, declared.count, layers, layers, len(mtp), sum(spec.nbytes for spec in mtp))
+    count = mtp_count(mapping.mtp, declared, layers, layers, mtp)
     notes = [] if note is None else [note]
     return SlicePlan(mapping.architecture, parts, target, len(source) - len(parts), changes, count, notes)
 
@@ -130,7 +129,7 @@ def _all(expansion: Expansion) -> dict[str, Expected]:
 
 def _mtp_prefix(mapping: MappingFile, config: Mapping[str, Any], layer: int) -> str:
     """``model.layers.{num_hidden_layers+i}.`` for one MTP layer."""
-    assert mapping.mtp is not None  # callers have an MTP layer at hand
+    assert mapping.mtp is not None and mapping.mtp.present is not None  # callers have an MTP layer at hand
     before, _, rest = mapping.mtp.present.partition("{")
     inside, _, after = rest.partition("}")
     offset = 0 if inside == "i" else mapping.scope(config).integer(inside.removesuffix("+i"))

@@ -157,11 +157,19 @@ def _defaults(file: Path, table: MappingOf[str, Any]) -> tuple[dict[str, Any], d
 
 def _mtp(file: Path, value: object) -> MtpRule:
     table = table_of(value, file, "[mtp]")
-    known(table, {"count", "present", "known_absent"}, file, "[mtp]")
+    known(table, {"count", "no_count", "present", "known_absent"}, file, "[mtp]")
     count = texts_of(table.get("count", []), file, "[mtp] count")
-    if not count:
-        fail(file, "[mtp]", "'count' names no config key")
+    no_count = optional_text(file, "[mtp]", table, "no_count")
+    if bool(count) == bool(no_count):
+        keys = "config keys" if count else "no config key"
+        what = "says that there is none" if count else "does not say why"
+        fail(file, "[mtp]", f"'count' names {keys}, and 'no_count' {what}")
+    absent = optional_text(file, "[mtp]", table, "known_absent")
+    if absent is not None:
+        if "present" in table:
+            fail(file, "[mtp]", "'known_absent' says that no MTP is published: 'present' has nothing to name")
+        return MtpRule(count, None, absent, no_count)
     present = text(file, "[mtp]", table, "present")
     if not _PRESENT.fullmatch(present):
         fail(file, "[mtp]", f"present = '{present}' needs the layer's number once, as {{i}} or {{some_key+i}}")
-    return MtpRule(count, present, optional_text(file, "[mtp]", table, "known_absent"))
+    return MtpRule(count, present, None, no_count)

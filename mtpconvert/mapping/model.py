@@ -46,11 +46,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class MtpRule:
-    """``count``: config keys in order of preference. ``present``: HF name prefix of MTP layer ``{i}``."""
+    """``count``: config keys in order of preference, none where ``no_count`` says why. ``present``: HF name prefix of
+    MTP layer ``{i}``, None where ``known_absent`` says that the family declares MTP and publishes none."""
 
     count: tuple[str, ...]
-    present: str
+    present: str | None
     known_absent: str | None = None
+    no_count: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 from mtpconvert.errors import ConfigError, MtpLostError, some
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import MtpRule
+from mtpconvert.tensors import TensorSpec
 
 # Every spelling of the count that published configs use (transformers, vLLM and SGLang read these).
 COUNT_KEYS = (
@@ -30,12 +31,26 @@ class Declared:
     count: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class MtpCount:
+    """MTP three times: layers declared by the config, present in the source, written to the target."""
+
+    key: str | None
+    declared: int | None
+    present: int
+    written: int
+    tensors: int  # written, on the target's side
+    nbytes: int
+    published_none: bool = False  # declared by a family that is known to publish none
+
+
 def declared_mtp(config: Mapping[str, Any], rule: MtpRule | None) -> Declared:
-    """The MTP layer count of a config: the mapping's keys in order of preference, else any known key at any level.
+    """The MTP layer count of a config: the mapping's keys in order of preference; any known key at any level where it
+    has none, or there is no mapping.
 
     Raises ConfigError for a count that is neither a number nor null.
     """
-    if rule is not None:
+    if rule is not None and rule.count:
         for key in rule.count:
             value = Scope(config).value(key)
             if value is None:
@@ -64,10 +79,11 @@ def _count_keys(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, in
 
 
 def present_in_hf(names: Iterable[str], rule: MtpRule | None, scope: Scope) -> dict[int, list[str]]:
-    """HF tensors of each MTP layer that is there in any part. Without a rule, layer -1 holds what looks so."""
+    """HF tensors of each MTP layer that is there in any part. Where a mapping has no place for MTP, layer -1 holds all
+    that look so, in any published layout."""
     layers: dict[int, list[str]] = {}
     trunk = scope.value("num_hidden_layers")
-    if rule is None:
+    if rule is None or rule.present is None:
         for name in names:
             if looks_like_mtp(name, trunk if isinstance(trunk, int) else None):
                 layers.setdefault(-1, []).append(name)
@@ -94,6 +110,13 @@ def present_in_mcore(names: Iterable[str]) -> dict[int, list[str]]:
         if match := _MCORE_LAYER.match(name):
             layers.setdefault(int(match[1]), []).append(name)
     return layers
+
+
+def homeless_in_mcore(found: Mapping[int, list[str]], rule: MtpRule | None) -> dict[int, list[str]]:
+    """``found`` as it is, or, where a mapping has no place for MTP, all of it as layer -1."""
+    if found and (rule is None or rule.present is None):
+        return {-1: [name for names in found.values() for name in names]}
+    return dict(found)
 
 
 def looks_like_mtp(name: str, trunk_layers: int | None) -> bool:
@@ -132,16 +155,32 @@ def agree(
         )
     if rule is None:
         return 0, None
+    if declared.key is None:
+        return layers, f"no config key counts the MTP layers ({rule.no_count}); the tensors decide: {layers} MTP layers"
     if declared.count is None:
         note = f"config gives no MTP count ({declared.key} is missing or null); the tensors decide: {layers} MTP layers"
         return layers, note
-    if layers == 0 and rule.known_absent is not None:
+    if published_none(declared, layers, rule):
         return 0, f"config declares {declared.count} MTP layers, none is published: {rule.known_absent}"
     if declared.count != layers:
         raise MtpLostError(
             _disagreement(declared, present, expected), where=where, next_step=_remedy(declared.count > layers)
         )
     return layers, None
+
+
+def published_none(declared: Declared, present: int, rule: MtpRule | None) -> bool:
+    """Whether this is a family that declares MTP and publishes none, as this checkpoint does."""
+    return rule is not None and rule.known_absent is not None and bool(declared.count) and present == 0
+
+
+def mtp_count(
+    rule: MtpRule | None, declared: Declared, present: int, written: int, specs: list[TensorSpec]
+) -> MtpCount:
+    """``specs``: the MTP tensors that ``written`` counts the layers of."""
+    absent = published_none(declared, present, rule)
+    nbytes = sum(spec.nbytes for spec in specs)
+    return MtpCount(declared.key, declared.count, present, written, len(specs), nbytes, absent)
 
 
 def _disagreement(declared: Declared, present: Mapping[int, list[str]], expected: Callable[[int], list[str]]) -> str:

@@ -20,10 +20,12 @@ from mtpconvert.mapping.expand import Expansion, Expected, expand, proven
 from mtpconvert.mapping.model import Mapping as MappingFile
 from mtpconvert.mapping.mtp import (
     MCORE_MTP,
-    Declared,
+    MtpCount,
     agree,
     declared_mtp,
+    homeless_in_mcore,
     looks_like_mtp,
+    mtp_count,
     present_in_hf,
     present_in_mcore,
 )
@@ -32,18 +34,6 @@ from mtpconvert.tensors import Block, Copy, Fill, Inventory, TensorSpec, Tile
 
 OTHER_PART = "another part of the model than the language model, which is all that Megatron's GPTModel is"
 Direction = Literal["hf2mcore", "mcore2hf"]
-
-
-@dataclass(frozen=True, slots=True)
-class MtpCount:
-    """MTP three times: layers declared by the config, present in the source, written to the target."""
-
-    key: str | None
-    declared: int | None
-    present: int
-    written: int
-    tensors: int  # written, on the target's side
-    nbytes: int
 
 
 @dataclass
@@ -154,7 +144,7 @@ def plan_to_mcore(
     mcore = check.derived(expansion, hf, "mcore", where)
     written = [spec for name, spec in mcore.items() if expansion.mcore[name].mtp is not None]
     plan = _plan("hf2mcore", mapping, scope, expansion, proof, copies, asides, hf, mcore, dropped, note)
-    plan.mtp = _count(declared, present, layers, written)
+    plan.mtp = mtp_count(mapping.mtp, declared, present, layers, written)
     return plan
 
 
@@ -184,8 +174,7 @@ def plan_to_hf(
             reference = [name for name in reference if name not in lost]
         layers, note = 0, None
     else:
-        if mapping.mtp is None and found:
-            found = {-1: [name for names in found.values() for name in names]}
+        found = homeless_in_mcore(found, mapping.mtp)
         layers, note = agree(declared, found, mapping.mtp, _mtp_layer(mapping, config, "mcore"), where)
     scope.symbols["mtp_layers"] = layers
     if vocab_rows is not None:
@@ -206,7 +195,7 @@ def plan_to_hf(
     written = [spec for name, spec in hf.items() if check.mtp_of(expansion, name) is not None]
     plan = _plan("mcore2hf", mapping, scope, expansion, proof, copies, asides, hf, mcore, dropped, note)
     plan.tiles = [*plan.tiles, *_alias_tiles(plan)]
-    plan.mtp = _count(declared, layers if not drop_mtp else len(found), layers, written)
+    plan.mtp = mtp_count(mapping.mtp, declared, layers if not drop_mtp else len(found), layers, written)
     return plan
 
 
@@ -264,10 +253,6 @@ def default_notes(scope: Scope, mapping: MappingFile, known: Collection[str] = (
         for key, value in scope.used_defaults.items()
         if key not in known
     ]
-
-
-def _count(declared: Declared, present: int, written: int, specs: list[TensorSpec]) -> MtpCount:
-    return MtpCount(declared.key, declared.count, present, written, len(specs), sum(spec.nbytes for spec in specs))
 
 
 def _alias_tiles(plan: Plan) -> list[Tile]:
