@@ -109,7 +109,7 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
             found.detail["mtp"] = True
     findings = _settle(findings, plan, waivers, today)
     return Report(
-        _summary(one), _summary(two), level, trained, ledger,
+        _summary(one, about_one.dialect), _summary(two, about_two.dialect), level, trained, ledger,
         len(plan.matched), bits.nbytes, findings, partial(_states, one, two, plan, bits, here, there), bits.copies,
     )  # fmt: skip
 
@@ -149,9 +149,10 @@ def _settle(findings: list[Finding], plan: Plan, waivers: list[Waiver], today: d
     return sorted(unique, key=lambda f: (f.waived_by is not None, -int(f.severity), not f.detail.get("mtp"), f.code))
 
 
-def _summary(side: Side) -> SideSummary:
+def _summary(side: Side, dialect: str) -> SideSummary:
     side = side.stored or side
-    return SideSummary(str(side.root), side.kind, side.layout, len(side.inventory), side.bytes_total)
+    layout = ", ".join(filter(None, (side.layout, dialect)))
+    return SideSummary(str(side.root), side.kind, layout, len(side.inventory), side.bytes_total)
 
 
 def _states(one: Side, two: Side, plan: Plan, bits: Bits, here: MtpLayers, there: MtpLayers) -> list[TensorState]:

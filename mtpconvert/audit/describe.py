@@ -19,7 +19,8 @@ from mtpconvert.errors import ConfigError, MtpConvertError
 class Description:
     """``usable``: placements on tensors that are there, an exact cover of each of them. ``absent``: placements on
     tensors that are not there (copies left out). ``why_not``: why there is no description at all; ``contradiction``:
-    because the config, or the arguments, of a known architecture make no sense."""
+    because the config, or the arguments, of a known architecture make no sense. ``dialect``: "bridge" where a
+    Megatron checkpoint has what only Megatron-Bridge's modules have, else ""."""
 
     usable: list[Placement] = field(default_factory=list)
     absent: list[Placement] = field(default_factory=list)
@@ -27,6 +28,7 @@ class Description:
     why_not: str = ""
     contradiction: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
+    dialect: str = ""
 
     @property
     def known(self) -> bool:
@@ -46,6 +48,7 @@ def describe(side: Side, other: Side, told: dict[str, Any] | None = None) -> Des
         return Description(why_not=f"a draft model of {kind.many}, which belongs to a target")
     if side.kind == "gguf":
         return Description(why_not="a GGUF file, which can be compared with another one only")
+    dialect = ""
     try:
         if side.is_huggingface:
             from mtpconvert.audit.roles import huggingface
@@ -57,6 +60,7 @@ def describe(side: Side, other: Side, told: dict[str, Any] | None = None) -> Des
 
             facts = megatron_facts(side, other, told or {})
             placements = megatron.placements(facts, side.inventory)
+            dialect = megatron.dialect(facts, side.inventory)
     except MtpConvertError as error:
         return Description(why_not=str(error), contradiction=isinstance(error, ConfigError) and _has_said(side))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
@@ -66,7 +70,7 @@ def describe(side: Side, other: Side, told: dict[str, Any] | None = None) -> Des
     absent = [p for p in placements if not p.copy and p.block.tensor not in side.inventory]
     absent = [p for p in absent if p.block.tensor + BLOCKS not in side.inventory]  # there, as codes and scales
     usable, findings = check_cover(side, there)
-    return Description(usable, absent, findings, facts=facts)
+    return Description(usable, absent, findings, facts=facts, dialect=dialect)
 
 
 def _has_said(side: Side) -> bool:

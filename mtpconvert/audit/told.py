@@ -40,7 +40,7 @@ _THERE: dict[str, tuple[Any, tuple[str, ...]]] = {
     "multi_latent_attention": (True, ("mla.kv_down.latent",)),
     "add_qkv_bias": (True, ("attn.q.bias", "attn.k.bias", "attn.v.bias")),
     "add_bias_linear": (True, ("attn.out.bias", "mlp.down.bias", "expert.down.bias")),
-    "qk_layernorm": (True, ("attn.q_norm", "mla.q_down_norm", "mla.kv_norm")),
+    "qk_layernorm": (True, ("attn.q_norm", "attn.q_norm.joint", "mla.q_down_norm", "mla.kv_norm")),
     "attention_output_gate": (True, ("attn.gate",)),
     "softmax_type": ("learnable", ("attn.sink",)),
     "moe_router_enable_expert_bias": (True, ("router.correction",)),
@@ -115,6 +115,10 @@ def facts_from_roles(placements: Iterable[Placement]) -> dict[str, Any]:
     for argument, (value, roles) in _THERE.items():
         if any(role in there for role in roles):
             facts[argument] = value
+    if "attn.sink" in there and not all(model.layers_with("attn.sink")):
+        del facts["softmax_type"]  # it is said for all layers, and here neither value holds for all
+    if model.extent("attn.v", 1) != model.extent("attn.q", 1):
+        facts["v_head_dim"] = model.extent("attn.v", 1)  # else its default stands, and means nothing
     if "router" in there:
         facts["moe_layer_freq"] = model.layers_with("router")
     if "gdn.q" in there:

@@ -14,10 +14,11 @@ from typing import Any
 from mtpconvert.audit.roles.algebra import Placement, Role
 from mtpconvert.audit.roles.megatron_attention import gqa_attention
 from mtpconvert.audit.roles.megatron_delta_net import delta_net
-from mtpconvert.audit.roles.megatron_facts import Facts, meaning_arguments
+from mtpconvert.audit.roles.megatron_facts import Facts, Seen, meaning_arguments
 from mtpconvert.audit.roles.megatron_feed_forward import gated_mlp, moe
 from mtpconvert.audit.roles.megatron_latent import dsa_attention, dsa_shared_attention, mla_attention
 from mtpconvert.audit.roles.megatron_layout import Entry, Home, Param, cut, place_all, spelled
+from mtpconvert.audit.roles.megatron_seen import in_layer, in_model
 from mtpconvert.audit.roles.vocabulary import ROLES, minus_one
 from mtpconvert.tensors import Block, Inventory
 
@@ -40,17 +41,33 @@ _PREFIXES = ("", "module.", "model.")  # Megatron-LM and Bridge; NeMo 2; some RL
 def placements(facts: Mapping[str, Any], inventory: Inventory) -> list[Placement]:
     """What each element of the tensors in ``inventory`` means, under the Megatron arguments ``facts``.
 
-    Shapes come from ``facts`` alone (the number of vocabulary rows on disk excepted), so that a tensor of another
-    shape than its role's is found. What the facts declare is placed even if it is not there; MTP layers also if they
-    are there and not declared. Raises ConfigError where the facts lack a size that is needed, or contradict.
+    Shapes come from ``facts`` (the number of vocabulary rows on disk excepted, and what no fact says:
+    ``megatron_seen``), so that a tensor of another shape than its role's is found. What the facts declare is placed
+    even if it is not there; MTP layers also if they are there and not declared. Raises ConfigError where the facts
+    lack a size that is needed, or contradict.
     """
-    f = Facts(facts)
-    prefix = next((p for p in _PREFIXES if p + _EMBEDDING in inventory), "")
+    f, prefix = Facts(facts), _prefix(inventory)
+    trunk, mtp = _trunk_homes(f, prefix, inventory), _mtp_homes(f, prefix, inventory)
+    f = f.given(in_model(f, [*trunk, *mtp.values()], inventory))
     return [
         *_model(f, prefix, inventory),
-        *(p for layer in range(f.layers) for p in _trunk_layer(f, layer, prefix, inventory)),
-        *(p for k in _mtp_indices(f, prefix, inventory) for p in _mtp_layer(f, k, prefix, inventory)),
+        *(p for layer, homes in enumerate(trunk) for p in _trunk_layer(f, layer, homes, inventory)),
+        *(p for k, homes in mtp.items() for p in _mtp_layer(f, k, f"{prefix}mtp.layers.{k}.", homes, inventory)),
     ]
+
+
+def dialect(facts: Mapping[str, Any], inventory: Inventory) -> str:
+    """ "bridge" where only Megatron-Bridge's modules have what is there, "" where stock megatron-core has it all.
+
+    Raises ConfigError as ``placements`` does.
+    """
+    f, prefix = Facts(facts), _prefix(inventory)
+    homes = [*_trunk_homes(f, prefix, inventory), *_mtp_homes(f, prefix, inventory).values()]
+    return "" if in_model(f, homes, inventory) == Seen() else "bridge"
+
+
+def _prefix(inventory: Inventory) -> str:
+    return next((p for p in _PREFIXES if p + _EMBEDDING in inventory), "")
 
 
 def expected_dtype(name: str) -> str | None:
@@ -79,29 +96,41 @@ def _place(
         yield p
 
 
-def _trunk_layer(f: Facts, layer: int, prefix: str, inventory: Inventory) -> Iterator[Placement]:
+def _trunk_homes(f: Facts, prefix: str, inventory: Inventory) -> list[tuple[Home, ...]]:
     """Source: transformer/transformer_block.py: TransformerBlock.sharded_state_dict."""
     stem = f"{prefix}decoder.layers."
-    homes = Home(f"{stem}{layer}."), Home(stem, layer, f.layers)
-    if any(key.startswith(stem) and not key.removeprefix(stem)[:1].isdigit() for key in inventory):
-        homes = homes[::-1]
+    stacked = any(key.startswith(stem) and not key.removeprefix(stem)[:1].isdigit() for key in inventory)
+    homes = [(Home(f"{stem}{layer}."), Home(stem, layer, f.layers)) for layer in range(f.layers)]
+    return [pair[::-1] for pair in homes] if stacked else list(homes)
+
+
+def _trunk_layer(f: Facts, layer: int, homes: tuple[Home, ...], inventory: Inventory) -> Iterator[Placement]:
+    f = f.given(in_layer(f, homes, inventory))
     entries = _layer(f, f.attention_pattern[layer], f.moe_pattern[layer])
     return _place(f, f"trunk.{layer}", entries, homes, inventory)
 
 
-def _mtp_indices(f: Facts, prefix: str, inventory: Inventory) -> list[int]:
-    """Layers declared, and layers present."""
+def _mtp_homes(f: Facts, prefix: str, inventory: Inventory) -> dict[int, tuple[Home, ...]]:
+    """Of the decoder layer of each MTP layer declared or present, by number.
+
+    Source: transformer/multi_token_prediction.py: MultiTokenPredictionLayer.sharded_state_dict (0.19.2 saves
+    ``mtp_model_layer`` as ``transformer_layer``; as an attribute name it may still be met).
+    """
     stem = f"{prefix}mtp.layers."
-    heads = {key.removeprefix(stem).split(".")[0] for key in inventory if key.startswith(stem)}
-    return sorted({*range(f.mtp_layers), *(int(head) for head in heads if head.isdecimal())})
+    keys = [key for key in inventory if key.startswith(stem)]
+    heads = {key.removeprefix(stem).split(".")[0] for key in keys}
+    found: dict[int, tuple[Home, ...]] = {}
+    for k in sorted({*range(f.mtp_layers), *(int(head) for head in heads if head.isdecimal())}):
+        homes = Home(f"{stem}{k}.transformer_layer."), Home(f"{stem}{k}.mtp_model_layer.")
+        found[k] = homes[::-1] if any(key.startswith(homes[1].prefix) for key in keys) else homes
+    return found
 
 
-def _mtp_layer(f: Facts, k: int, prefix: str, inventory: Inventory) -> Iterator[Placement]:
+def _mtp_layer(f: Facts, k: int, stem: str, homes: tuple[Home, ...], inventory: Inventory) -> Iterator[Placement]:
     """One MTP layer: a joining projection of [embedding, hidden state], a decoder layer, a norm.
 
     Source: transformer/multi_token_prediction.py: MultiTokenPredictionLayer.__init__, ._concat_embeddings,
-    ._postprocess, .sharded_state_dict (0.19.2 saves ``mtp_model_layer`` as ``transformer_layer``; as an attribute
-    name it may still be met).
+    ._postprocess.
     """
     h = f.hidden
     row, first, second, column = slice(0, h), slice(0, 1), slice(1, 2), slice(0, h)
@@ -115,10 +144,8 @@ def _mtp_layer(f: Facts, k: int, prefix: str, inventory: Inventory) -> Iterator[
         Entry(((joined,),)),
         spelled("mtp.final_norm", (h,), "final_layernorm.weight"),
     ]
-    place, stem = f"mtp.{k}", f"{prefix}mtp.layers.{k}."
-    homes = Home(f"{stem}transformer_layer."), Home(f"{stem}mtp_model_layer.")
-    if any(key.startswith(homes[1].prefix) for key in inventory):
-        homes = homes[::-1]
+    place = f"mtp.{k}"
+    f = f.given(in_layer(f, homes, inventory))
     yield from _place(f, place, block, (Home(stem),), inventory)
     attention, is_moe = _mtp_kinds(f, k, homes, inventory)
     yield from _place(f, place, _layer(f, attention, is_moe), homes, inventory)

@@ -8,6 +8,7 @@ get_gpt_decoder_layer_specs, get_gpt_mtp_block_spec_for_backend``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mtpconvert.errors import ConfigError
@@ -15,11 +16,36 @@ from mtpconvert.errors import ConfigError
 _HINT = "look at the args in common.pt (or common_state) of the checkpoint"
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What no argument of Megatron-LM says of a model: read off keys and shapes by ``megatron_seen``.
+
+    The defaults are what stock megatron-core builds. ``value_dim``: of a value head, where a query head has another.
+    ``mixed``: attention layers are of several kinds, and some may have sinks where others have none. ``groups``: of
+    key/value heads, in the one layer at hand, where its own shape says so. ``*_before``, ``*_after``: whether every
+    layer must have the norm of what attention (or the feed-forward part) reads, and of what it gives.
+    """
+
+    value_dim: int | None = None
+    joint_norms: bool = False
+    mixed: bool = False
+    attention_before: bool = True
+    attention_after: bool = False
+    mlp_before: bool = True
+    mlp_after: bool = False
+    groups: int | None = None
+
+
 class Facts:
     """Typed access to Megatron arguments; an argument that is absent and one that is None are the same."""
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, arguments: Mapping[str, Any], seen: Seen | None = None) -> None:
         self._arguments = arguments
+        self.seen = Seen() if seen is None else seen
+
+    def given(self, seen: Seen) -> Facts:
+        """The same arguments, for a model or a layer of which this was seen."""
+        return Facts(self._arguments, seen)
 
     def flag(self, name: str) -> bool | None:
         """True or False as the arguments say; None when they say nothing."""
@@ -59,6 +85,8 @@ class Facts:
     @property
     def groups(self) -> int:
         """``num_query_groups`` counts only with ``group_query_attention``; else it may be a stale default of 1."""
+        if self.seen.groups is not None:
+            return self.seen.groups
         groups = self.maybe("num_query_groups")
         if self.flag("group_query_attention") is False or groups is None:
             return self.heads
@@ -75,8 +103,15 @@ class Facts:
         return self.maybe("kv_channels") or self.hidden // self.heads
 
     @property
+    def value_dim(self) -> int:
+        """Of grouped-query attention; ``v_head_dim`` alone says nothing there: its default of 128 is always given."""
+        return self.seen.value_dim or self.head_dim
+
+    @property
     def learnt_sinks(self) -> bool | None:
-        """Whether a softmax has a logit per head of its own (``softmax_type``)."""
+        """Whether a softmax has a logit per head of its own: ``softmax_type``, which is said for all layers alike."""
+        if self.seen.mixed:
+            return None
         kind = self._arguments.get("softmax_type")
         return None if kind is None else kind == "learnable"
 

@@ -3,6 +3,8 @@
 Keys are relative to a layer, in torch_dist spelling. A gated ``linear_fc1`` holds gate rows, then up rows, of the
 whole model: ``mlp.py: apply_swiglu_sharded_factory`` takes the tensor-parallel interleaving out on saving, or, with
 ``singleton_local_shards``, writes the halves under ``<key>_w`` (gate) and ``<key>_v`` (up).
+
+Norms of the output, which stock megatron-core has no module for, are where Megatron-Bridge's modules have them.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ def gated_mlp(f: Facts) -> list[Entry]:
         Entry(((same("mlp.linear_fc2.bias", "mlp.down.bias", hidden),),), bias is True),
     ]
     return [
-        spelled("mlp.norm", (hidden,), _FUSED_NORM, _NORM),
+        _norm(f, _FUSED_NORM, _NORM),
         Entry(_gate_and_up("mlp.linear_fc1.weight", "mlp.gate", "mlp.up", units, hidden)),
         Entry(((same("mlp.linear_fc2.weight", "mlp.down", hidden, units),),)),
+        # Bridge's common/te_layers.py: TERowParallelLinearLayerNorm
+        _output_norm(f, "mlp.linear_fc2.post_layernorm.weight"),
         *([] if bias is False else biases),
     ]
 
@@ -49,13 +53,25 @@ def moe(f: Facts) -> list[Entry]:
     hidden, experts = f.hidden, f.need("num_experts")
     correction = f.flag("moe_router_enable_expert_bias")
     return [
-        spelled("mlp.norm", (hidden,), _NORM, _FUSED_NORM),
+        _norm(f, _NORM, _FUSED_NORM),
         spelled("router", (experts, hidden), "mlp.router.weight"),
         *where(f.flag("add_bias_linear"), same("mlp.router.bias", "router.bias", experts)),
         *where(correction, same("mlp.router.expert_bias", "router.correction", experts)),
         *_routed(f, experts),
         *_shared(f),
+        # Bridge's gemma/modeling_gemma4.py: Gemma4DenseTransformerLayer._forward_mlp, which norms experts' output too
+        _output_norm(f, "post_mlp_layernorm.weight"),
     ]
+
+
+def _norm(f: Facts, *keys: str) -> Entry:
+    """Of what the feed-forward part reads. Bridge's post-norm layers have none (exaone/exaone4/exaone4_provider.py)."""
+    return spelled("mlp.norm", (f.hidden,), *keys, required=f.seen.mlp_before)
+
+
+def _output_norm(f: Facts, key: str) -> Entry:
+    """Of what the feed-forward part gives, before the residual."""
+    return spelled("mlp.output_norm", (f.hidden,), key, required=f.seen.mlp_after)
 
 
 def _routed(f: Facts, experts: int) -> list[Entry]:

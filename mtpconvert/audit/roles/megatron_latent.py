@@ -7,7 +7,7 @@ variant writes. Rotary dims of queries and of the shared key pair as (2i, 2i+1),
 
 from __future__ import annotations
 
-from mtpconvert.audit.roles.megatron_attention import sinks
+from mtpconvert.audit.roles.megatron_attention import input_norm, output_norm, sinks
 from mtpconvert.audit.roles.megatron_facts import Facts
 from mtpconvert.audit.roles.megatron_layout import Cut, Entry, Param, cut, full, same, spelled, where
 from mtpconvert.tensors import Shape
@@ -51,13 +51,14 @@ def _latent(f: Facts) -> list[Entry]:
     ))  # fmt: skip
     kv_up = _by_head(f"{_AT}.linear_kv_up_proj.weight", heads, rank, ("mla.kv_up.k", nope), ("mla.kv_up.v", value))
     return [
-        spelled("attn.input_norm", (hidden,), "input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight"),
+        input_norm(f, "input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight"),
         *_queries(f, nope, rope),
         Entry(((kv_down,),)),
         *_latent_norm(f, "mla.kv_norm", rank, "linear_kv_up_proj", "kv_layernorm"),
         Entry(((kv_up,),)),
         Entry(((same(f"{_AT}.linear_proj.weight", "attn.out", hidden, (heads, value)),),)),
         *where(f.flag("add_bias_linear"), same(f"{_AT}.linear_proj.bias", "attn.out.bias", hidden)),
+        output_norm(f),
     ]
 
 
