@@ -218,11 +218,11 @@ def test_packed_weights_are_drafted_as_what_they_hold(method: str, run: Run, tmp
 
 
 def test_a_refused_family_can_be_drafted(run: Run, tmp_path: Path) -> None:
-    config = base("Gemma2ForCausalLM", "gemma2", **SIZES)
-    hf = write_headers(tmp_path / "hf", config, trunk("model.", 2, "pre_feedforward_layernorm"))
+    config = base("Gemma4ForCausalLM", "gemma4", **SIZES)
+    hf = write_headers(tmp_path / "hf", config, trunk("model.", 2, "post_per_layer_input_norm"))
     result = run("mappings", "new", hf)
     assert result.code == 0
-    assert "# not placed: model.layers.{i}.pre_feedforward_layernorm.weight [8] BF16 x2" in result.out
+    assert "# not placed: model.layers.{i}.post_per_layer_input_norm.weight [8] BF16 x2" in result.out
     assert "[arguments] is not drafted; that of" in result.out
 
 

@@ -14,15 +14,12 @@ from tests.support.tiny import read_safetensors, write_tiny
 
 # family -> (architecture, model type, names that show it, a piece of the reason)
 TRUNKS = {
-    "gemma 2": ("Gemma2ForCausalLM", "gemma2", "pre_feedforward_layernorm", "no module for sandwich norms"),
-    "gemma 3": ("Gemma3ForCausalLM", "gemma3_text", "post_feedforward_layernorm", "no module for sandwich norms"),
-    "glm 4": ("Glm4ForCausalLM", "glm4", "post_self_attn_layernorm", "no module for sandwich norms"),
-    "openpangu": ("PanguUltraMoEForCausalLM", "pangu_ultra_moe", "post_mlp_layernorm", "no module for sandwich norms"),
-    "olmo 2": ("Olmo2ForCausalLM", "olmo2", "post_feedforward_layernorm", "normed after attention and MLP"),
-    "olmo 3": ("Olmo3ForCausalLM", "olmo3", "self_attn.q_norm", "no q and k norms over all heads at once"),
-    "mellum": ("MellumForCausalLM", "mellum", "self_attn.q_proj", "rotate by different bases"),
+    "gemma 4": ("Gemma4ForCausalLM", "gemma4", "post_feedforward_layernorm", "no module for sandwich norms"),
+    "glm ocr": ("GlmOcrForCausalLM", "glm_ocr_text", "post_self_attn_layernorm", "no module for sandwich norms"),
+    "exaone 4": ("Exaone4ForCausalLM", "exaone4", "post_feedforward_layernorm", "normed after attention and MLP"),
+    "olmoe": ("OlmoeForCausalLM", "olmoe", "self_attn.q_norm", "no q and k norms over all heads at once"),
     "gigachat": ("GigaChat35ForCausalLM", "gigachat35", "post_mlp_layernorm", "no gated norms on both sides"),
-    "minimax m2": ("MiniMaxM2ForCausalLM", "minimax_m2", "self_attn.k_norm", "no q and k norms over all heads at once"),
+    "mimo v2 pro": ("MiMoV2ForCausalLM", "mimo_v2", "self_attn.qkv_proj", "no value heads of another size"),
 }
 
 
@@ -95,7 +92,7 @@ def test_a_mapping_of_ones_own_is_believed(run: Run, tmp_path: Path) -> None:
     """A refused architecture with a mapping for it comes as far as that mapping goes."""
     from mtpconvert.mapping.catalogue import file_of
 
-    source = write_headers(tmp_path / "hf", base("Olmo2ForCausalLM", "olmo2"), trunk())
+    source = write_headers(tmp_path / "hf", base("OlmoeForCausalLM", "olmoe"), trunk())
     result = run("plan", source, "--mapping", file_of("LlamaForCausalLM"))
     assert result.code != 10
 

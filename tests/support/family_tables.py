@@ -302,8 +302,12 @@ CASES: dict[str, Case] = {
 
 
 def write_case(name: str, out: Path, fill: str = "counter", **changes: Any) -> Path:
-    """One F32 file and config.json, with ``changes``, in the new folder ``out``. ``fill``: see ``tiny.write_tiny``."""
-    case = replace(CASES[name], changes=CASES[name].changes | changes)
+    """The case of ``CASES``, with ``changes`` of its config, in the new folder ``out``; see ``write_shapes``."""
+    return write_shapes(replace(CASES[name], changes=CASES[name].changes | changes), out, fill)
+
+
+def write_shapes(case: Case, out: Path, fill: str = "counter") -> Path:
+    """One F32 file and config.json in the new folder ``out``. ``fill``: see ``tiny.write_tiny``."""
     shapes = case.shapes()
     dtypes = dict.fromkeys(shapes, "F32")
     values = _values(shapes, dtypes, fill, seed=0)
