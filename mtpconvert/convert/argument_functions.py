@@ -153,12 +153,24 @@ def _rope(table: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
     return arguments
 
 
+def rope_of_rotary_dim(scope: Scope) -> dict[str, Any]:
+    """``partial_rope`` where a config may give the number of rotated dims, ``rotary_dim``; without either whole heads.
+
+    transformers configuration_minimax_m2.py:MiniMaxM2Config.convert_rope_params_to_dict.
+    """
+    table = _rope_table(scope)
+    factor, dims = table["partial_rotary_factor"], scope.value("rotary_dim")
+    if factor is None and dims is not None:
+        factor = int(dims) / scope.integer("head_dim")
+    return _rope(table, scope) | {"rotary_percent": 1.0 if factor is None else float(factor)}
+
+
 def rope_by_kind(scope: Scope) -> dict[str, Any]:
     """``rope`` where full and sliding layers have parameters of their own; no ``rotary_base`` where these differ.
 
     A config has both under ``rope_parameters``, or the older keys: ``rope_theta`` and ``rope_scaling`` of full layers,
-    ``rope_local_base_freq`` of sliding ones, which never scale. transformers configuration_gemma3.py and
-    configuration_olmo3.py: convert_rope_params_to_dict.
+    ``rope_local_base_freq`` or ``swa_rope_theta`` of sliding ones, which never scale. transformers
+    configuration_gemma3.py and configuration_olmo3.py: convert_rope_params_to_dict; configuration_mimo_v2_flash.py.
     """
     found = scope.value("rope_parameters") or {}
     if found and not all(isinstance(found.get(kind) or {}, Mapping) for kind in KINDS):
@@ -166,15 +178,20 @@ def rope_by_kind(scope: Scope) -> dict[str, Any]:
     full, sliding = (dict(found.get(kind) or {}) for kind in KINDS)
     if not found:
         full = dict(scope.value("rope_scaling") or {})
-    for table, key in ((full, "rope_theta"), (sliding, "rope_local_base_freq")):
+    for table, keys in ((full, ("rope_theta",)), (sliding, ("rope_local_base_freq", "swa_rope_theta"))):
         table["rope_type"] = table.get("rope_type") or table.pop("type", None) or "default"
         if table.get("rope_theta") is None:
-            table["rope_theta"] = scope.value(key)
+            table["rope_theta"] = next((found for key in keys if (found := scope.value(key)) is not None), None)
+        table.setdefault("partial_rotary_factor", scope.value("partial_rotary_factor"))
     if sliding["rope_theta"] is None:
         sliding["rope_theta"] = full["rope_theta"]
+    share = full["partial_rotary_factor"]
+    if share != sliding["partial_rotary_factor"]:
+        raise refuse("partial_rotary_factor", share, "Megatron rotates the same share of a head in every layer")
+    percent = {"rotary_percent": 1.0 if share is None else float(share)}
     if full == sliding:
-        return _rope(full, scope)
-    return {"position_embedding_type": "rope", "rotary_percent": 1.0}
+        return _rope(full, scope) | percent
+    return {"position_embedding_type": "rope"} | percent
 
 
 def mla_rope(scope: Scope) -> dict[str, Any]:
@@ -219,6 +236,7 @@ FUNCTIONS: dict[str, Callable[[Scope], dict[str, Any]]] = {
     for function in (
         rope,
         partial_rope,
+        rope_of_rotary_dim,
         mla_rope,
         rope_by_kind,
         *argument_moe.FUNCTIONS,

@@ -57,6 +57,24 @@ def moe_layers(scope: Scope) -> dict[str, Any]:
     return {"moe_layer_freq": pattern}
 
 
+def experts_by_list(scope: Scope) -> dict[str, Any]:
+    """``moe_layer_freq`` as a list, where ``mlp_layer_types`` or a list ``moe_layer_freq`` says which layers have
+    experts. MTP layers are dense all the same, by a spec of their own.
+
+    vLLM mimo_v2_flash.py:MiMoV2FlashDecoderLayer.is_moe_layer; transformers configuration_mimo_v2_flash.py.
+    """
+    layers = scope.integer("num_hidden_layers")
+    key = "moe_layer_freq" if scope.value("mlp_layer_types") is None else "mlp_layer_types"
+    found = scope.value(key)
+    if not isinstance(found, list) or len(found) != layers or not set(found) <= {0, 1, "dense", "sparse"}:
+        raise ConfigError(
+            f"{key} is {found!r}, no list of what each of {layers} layers is",
+            where=f"config.json: {key}",
+            next_step="give each layer as dense or sparse (0 or 1), as the tensors are",
+        )
+    return {"moe_layer_freq": [int(kind in (1, "sparse")) for kind in found]}
+
+
 def sparse_steps(scope: Scope) -> dict[str, Any]:
     """``moe_layer_freq`` as a list: every ``decoder_sparse_step``-th layer has experts, but for ``mlp_only_layers``.
 
@@ -99,6 +117,7 @@ def greedy_groups(scope: Scope) -> dict[str, Any]:
 FUNCTIONS: tuple[Callable[[Scope], dict[str, Any]], ...] = (
     router_groups,
     moe_layers,
+    experts_by_list,
     sparse_steps,
     softmax_router,
     greedy_groups,

@@ -3,7 +3,8 @@
 A rule is one of
 
     num_layers    = "num_hidden_layers"                       a config key, a symbol of [dims], or an integer expression
-    norm_epsilon  = { key = "rms_norm_eps", default = 1e-6 }  a config key of any type; the default is reported
+    norm_epsilon  = { key = "rms_norm_eps", default = 1e-6 }  a config key of any type, or several in
+                                                              order of preference; the default is reported
     q_lora_rank   = { expr = "q_lora_rank", when = "q_lora_rank" }   None where the key is missing, null, false or 0
     normalization = { value = "RMSNorm" }                     what the architecture is, whatever the config says
     swiglu        = { value = true, requires = { hidden_act = ["silu"] } }   and refused where the config says otherwise
@@ -151,10 +152,12 @@ def _value(argument: str, rule: str | Mapping[str, Any], scope: Scope) -> Plain:
             return _config(argument, rule, scope)
         return evaluate(rule, scope)
     if "key" in rule:
-        found = scope.value(rule["key"])
+        keys = [rule["key"]] if isinstance(rule["key"], str) else rule["key"]
+        key = next((key for key in keys if scope.value(key) is not None), keys[0])
+        found = scope.value(key)
         if found is None and "default" in rule:
-            found = scope.used_defaults[rule["key"]] = rule["default"]
-        return _config(argument, rule["key"], scope) if found is None else _plain(rule["key"], found)
+            found = scope.used_defaults[key] = rule["default"]
+        return _config(argument, key, scope) if found is None else _plain(key, found)
     if "expr" in rule:
         return evaluate(rule["expr"], scope) if scope.truth(rule["when"]) else None
     if "not" in rule:

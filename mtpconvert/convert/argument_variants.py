@@ -55,4 +55,21 @@ def shared_indexers(scope: Scope) -> dict[str, Any]:
     raise refuse(key, shown, "Megatron gives every N-th layer after the first few an indexer of its own")
 
 
-FUNCTIONS: tuple[Callable[[Scope], dict[str, Any]], ...] = (delta_nets, shared_indexers)
+def value_heads(scope: Scope) -> dict[str, Any]:
+    """``v_head_dim`` where a value head has another size than a query head.
+
+    Sliding layers have keys of their own for the sizes that Megatron-Bridge's MiMoV2FlashSelfAttention takes from one
+    place for all layers: refused where these differ. Only the number of query groups may.
+    """
+    for own, common in (
+        ("swa_head_dim", "head_dim"),
+        ("swa_v_head_dim", "v_head_dim"),
+        ("swa_num_attention_heads", "num_attention_heads"),
+    ):
+        found = scope.value(own)
+        if found is not None and found != scope.integer(common):
+            raise refuse(own, found, f"Megatron-Bridge's sliding layers have the {common} of the full ones")
+    return {"v_head_dim": scope.integer("v_head_dim")}
+
+
+FUNCTIONS: tuple[Callable[[Scope], dict[str, Any]], ...] = (delta_nets, shared_indexers, value_heads)

@@ -38,14 +38,18 @@ def sliding_window(scope: Scope) -> dict[str, Any]:
 
 def windows_by_layer(scope: Scope) -> dict[str, Any]:
     """``sliding_window`` for families whose ``layer_types`` alone says which layers slide."""
-    kinds = scope.value("layer_types")
+    return _windows(scope.value("sliding_window"), _layer_types(scope), scope)
+
+
+def _layer_types(scope: Scope) -> list[str]:
+    kinds: list[str] | None = scope.value("layer_types")
     if kinds is None:
         raise ConfigError(
             "config.json has no layer_types, which says what layers attend to a window only",
             where="config.json: layer_types",
             next_step="add the list, as the publisher's config.json has it",
         )
-    return _windows(scope.value("sliding_window"), kinds, scope)
+    return kinds
 
 
 def rotating_windows(scope: Scope) -> dict[str, Any]:
@@ -95,9 +99,26 @@ def windows_but_every_nth(scope: Scope) -> dict[str, Any]:
     return _windows(scope.value("sliding_window"), kinds, scope)
 
 
+def windows_by_pattern(scope: Scope) -> dict[str, Any]:
+    """``windows_by_layer`` where, in a config without ``layer_types``, ``hybrid_layer_pattern`` has a 1 for each layer
+    that slides; ``sliding_window_size`` counts the keys before the query's own.
+
+    transformers configuration_mimo_v2_flash.py:MiMoV2FlashConfig.__post_init__. vLLM's mimo_v2_flash.py and
+    Megatron-Bridge's MiMoV2FlashTEDotProductAttention count the query's own key in, and see one key less.
+    """
+    size = scope.value("sliding_window_size")
+    window = scope.value("sliding_window") if size is None else int(size) + 1
+    pattern = scope.value("hybrid_layer_pattern")
+    if scope.value("layer_types") is not None or not isinstance(pattern, list):
+        return _windows(window, _layer_types(scope), scope)
+    kinds = {0: "full_attention", 1: "sliding_attention"}
+    return _windows(window, [kinds.get(kind, repr(kind)) for kind in pattern], scope)
+
+
 FUNCTIONS: tuple[Callable[[Scope], dict[str, Any]], ...] = (
     sliding_window,
     windows_by_layer,
     windows_but_every_nth,
+    windows_by_pattern,
     rotating_windows,
 )

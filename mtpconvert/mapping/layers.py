@@ -1,7 +1,7 @@
 """``[layers]``: named sets of layer numbers, from ranges, config lists and set operations.
 
 name = ["0", "first_k_dense_replace"]      half-open range of two expressions
-name = 'where(layer_types == "full_attention")'
+name = 'where(layer_types == "full_attention")', "where(moe_layer_freq == 1)"
 name = "every(n, offset)"                  i with (i - offset) divisible by n
 name = "every_from(n, offset)"             the first ``offset`` layers, and every n-th after the last of them
 name = "in(mlp_only_layers)"               numbers listed in the config
@@ -21,7 +21,7 @@ MOST_LAYERS = 10_000  # a config with a slip in a count would fill the memory
 
 Selector = str | tuple[str, str]
 
-_WHERE = re.compile(r'where\(\s*([\w.]+)\s*==\s*"([^"]*)"\s*\)')
+_WHERE = re.compile(r'where\(\s*([\w.]+)\s*==\s*(?:"([^"]*)"|(\d+))\s*\)')
 _EVERY = re.compile(r"every\(([^,()]+),([^,()]+)\)")
 _EVERY_FROM = re.compile(r"every_from\(([^,()]+),([^,()]+)\)")
 _IN = re.compile(r"in\(\s*([\w.]+)\s*\)")
@@ -76,7 +76,8 @@ def _select(text: str, scope: Scope, chosen: Mapping[str, Sequence[int]]) -> set
         left, right = _select(operation[1], scope, chosen), _select(operation[3], scope, chosen)
         return left - right if operation[2] == "minus" else left & right
     if match := _WHERE.fullmatch(text):
-        return {i for i, kind in enumerate(_config_list(match[1], scope)) if kind == match[2]}
+        wanted = match[2] if match[3] is None else int(match[3])
+        return {i for i, kind in enumerate(_config_list(match[1], scope)) if kind == wanted}
     if match := _EVERY.fullmatch(text):
         step, offset = evaluate(match[1], scope), evaluate(match[2], scope)
         if step < 1:
