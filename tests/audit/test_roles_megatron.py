@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtpconvert.audit.roles.megatron import expected_dtype, placements
+from mtpconvert.audit.roles.megatron import dialect, expected_dtype, placements
 from mtpconvert.tensors import Inventory
 from tests.support.mcore import model_from_args
 from tests.support.mcore_cpu import quietly
@@ -157,3 +157,12 @@ def test_the_expert_bias_alone_has_a_dtype_of_its_own() -> None:
     for key, spec in inventory(saved_tensors(model)).items():
         assert (expected_dtype(key) or "BF16") == spec.dtype, key
     assert expected_dtype("router.correction") == "F32"
+
+
+@pytest.mark.parametrize("name", list(ARGUMENTS))
+def test_stock_models_have_nothing_that_only_bridge_has(name: str) -> None:
+    """Whatever ``v_head_dim`` says of models without latent attention: its default is in every checkpoint's args."""
+    held, facts = te_inventories()[name], ARGUMENTS[name]
+    with_default = facts if facts["multi_latent_attention"] else facts | {"v_head_dim": 128}
+    assert dialect(facts, held) == dialect(with_default, held) == ""
+    assert placements(with_default, held) == placements(facts, held)

@@ -38,11 +38,12 @@ class Forward:
         return y if bias is None else y + bias
 
     def norm(self, x: torch.Tensor, place: str, name: str) -> torch.Tensor:
-        """RMS norm over the last axis; the identity where the role does not exist."""
+        """RMS norm over as many last axes as the scale has; the identity where the role does not exist."""
         scale = self.roles.get((place, name))
         if scale is None:
             return x
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.facts["norm_epsilon"]) * scale
+        over = list(range(-scale.dim(), 0))
+        return x * torch.rsqrt(x.pow(2).mean(over, keepdim=True) + self.facts["norm_epsilon"]) * scale
 
     def rotate(self, x: torch.Tensor, *, adjacent: bool) -> torch.Tensor:
         """x [s, heads, dim]: pairs (2i, 2i+1) if ``adjacent``, else (i, i + dim/2), turned by position * frequency."""
@@ -92,7 +93,9 @@ class Forward:
 
     def gqa(self, x: torch.Tensor, at: str) -> list[torch.Tensor]:
         q, k, v = (self.heads(x, at, f"attn.{n}") for n in "qkv")
-        q, k = self.norm(q, at, "attn.q_norm"), self.norm(k, at, "attn.k_norm")
+        q, k = (
+            self.norm(self.norm(t, at, f"attn.{n}_norm"), at, f"attn.{n}_norm.joint") for t, n in ((q, "q"), (k, "k"))
+        )
         return [self.rotate(q, adjacent=False), self.rotate(k, adjacent=False), v]
 
     def mla(self, x: torch.Tensor, at: str) -> list[torch.Tensor]:
@@ -190,8 +193,8 @@ class Forward:
         return y
 
     def layer(self, x: torch.Tensor, at: str) -> torch.Tensor:
-        x = x + self.attention(x, at)
-        return x + self.feed_forward(x, at)
+        x = x + self.norm(self.attention(x, at), at, "attn.output_norm")
+        return x + self.norm(self.feed_forward(x, at), at, "mlp.output_norm")
 
     def hidden_states(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """tokens [s] -> [s, column] each: the trunk's last normed hidden state, then every MTP layer's.
