@@ -19,11 +19,20 @@ class RankFailedError(AssertionError):
     """A rank ended with an error; carries the end of its output."""
 
 
-def run(job: str, world: int = 1, *, te: bool = False, timeout: float = 300, **arguments: Any) -> list[Any]:
+def run(
+    job: str,
+    world: int = 1,
+    *,
+    te: bool = False,
+    timeout: float = 300,
+    python: str = sys.executable,
+    **arguments: Any,
+) -> list[Any]:
     """Call ``job`` ("package.module:function") with ``arguments`` in ``world`` processes; its results in rank order.
 
-    Arguments and results travel as JSON (paths as strings). Raises RankFailedError when a rank fails, TimeoutExpired
-    when one hangs; no process outlives the call.
+    Arguments and results travel as JSON (paths as strings). ``python``: the interpreter, where it is that of
+    another environment. Raises RankFailedError when a rank fails, TimeoutExpired when one hangs; no process outlives
+    the call.
     """
     with tempfile.TemporaryDirectory(prefix="mtpconvert-ranks-") as name:
         scratch = Path(name)
@@ -31,7 +40,7 @@ def run(job: str, world: int = 1, *, te: bool = False, timeout: float = 300, **a
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         processes = []
         for rank in range(world):
-            command = [sys.executable, "-m", "tests.support.mcore_ranks", str(scratch), str(rank), str(world)]
+            command = [python, "-m", "tests.support.mcore_ranks", str(scratch), str(rank), str(world)]
             with (scratch / f"{rank}.log").open("wb") as log:
                 processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
         try:

@@ -1,0 +1,53 @@
+"""``make test-full``: the processes of the matrix, and the record of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.matrix import Cell
+from tests.full.sets import Seen, run_set
+from tests.full.sources import Source
+from tests.support.scratch import scratch
+
+
+class Matrix:
+    """The selected cells, set of processes after set; one set runs while the cells of the one before are checked."""
+
+    def __init__(self, cells: list[Cell], root: Path) -> None:
+        self.root = root
+        self.sources = {
+            family: Source(family, root / str(number))
+            for number, family in enumerate(dict.fromkeys(cell.family for cell in cells))
+        }
+        self._sets: dict[tuple[str, int], list[Cell]] = {}
+        for cell in cells:
+            self._sets.setdefault((cell.version, cell.layout.world), []).append(cell)
+        self._runner = ThreadPoolExecutor(max_workers=1)
+        self._results: dict[tuple[str, int], Future[Any]] = {
+            key: self._runner.submit(run_set, own, self.sources, self._folder(key)) for key, own in self._sets.items()
+        }
+
+    def _folder(self, key: tuple[str, int]) -> Path:
+        return self.root / f"{key[0]} world {key[1]}"
+
+    def seen(self, cell: Cell) -> tuple[list[Seen] | str, Path]:
+        """What each rank saw, or an error; and the folder that the model was saved to."""
+        key = (cell.version, cell.layout.world)
+        return self._results[key].result()[cell], self._folder(key) / str(self._sets[key].index(cell))
+
+    def close(self) -> None:
+        self._runner.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="session")
+def matrix(request: pytest.FixtureRequest) -> Iterator[Matrix]:
+    cells = [item.callspec.params["cell"] for item in request.session.items]  # type: ignore[attr-defined]
+    with scratch() as root:
+        made = Matrix(cells, root)
+        yield made
+        made.close()
