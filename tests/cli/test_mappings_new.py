@@ -120,13 +120,13 @@ def test_a_tensor_that_no_row_fits_is_marked(run: Run, tmp_path: Path, unknown: 
 
 
 def test_a_wrong_shape_or_dtype_is_not_placed(run: Run, tmp_path: Path, unknown: Callable[[str], None]) -> None:
-    """Names alone do not place a tensor: a query norm over all heads, a router bias that is not F32."""
+    """Names alone do not place a tensor: a query norm of neither one head nor all, a router bias that is not F32."""
     hf = source(
-        "Qwen3ForCausalLM", tmp_path / "hf", {f"model.layers.{n}.self_attn.q_norm.weight": (60,) for n in range(3)}
+        "Qwen3ForCausalLM", tmp_path / "hf", {f"model.layers.{n}.self_attn.q_norm.weight": (61,) for n in range(3)}
     )
     unknown("Qwen3ForCausalLM")
     text = run("mappings", "new", hf).out
-    assert "# not placed: model.layers.{i}.self_attn.q_norm.weight [60] BF16 x3" in text
+    assert "# not placed: model.layers.{i}.self_attn.q_norm.weight [61] BF16 x3" in text
     assert '"self_attn.k_norm.weight"' in text
     config = catalogue.sample_configs("DeepseekV3ForCausalLM")["tiny"]
     shapes = shapes_of(expansion("DeepseekV3ForCausalLM", "DeepseekV3ForCausalLM"))

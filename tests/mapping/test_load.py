@@ -284,7 +284,7 @@ def test_every_row_of_a_shipped_file_is_used_by_some_config(architecture: str) -
     dense = [{}, {"mlp_only_layers": [0]}] if "mlp_only_layers" in mapping.defaults else [{}]
     choices = max(map(len, mapping.variants.values()), default=1)
     used: set[str] = set()
-    for value, without, choice in itertools.product((1, None), dense, range(choices)):
+    for value, without, choice in itertools.product((1, 0, None), dense, range(choices)):
         scope = mapping.scope(tiny, {"mtp_layers": 1})
         scope.config = {**scope.config, **dict.fromkeys(switches, value), **without}
         chosen = [row for groups in mapping.variants.values() for row in mapping.rows[groups[choice % len(groups)]]]
