@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mtpconvert.audit.computed import Contradiction, contradictions
+from mtpconvert.audit.computed import Contradiction, contradictions, rotates_adjacent
 from mtpconvert.audit.describe import Description
 from mtpconvert.audit.facts import COMPARED, facts_from_config
 from mtpconvert.audit.findings import Finding, finding
@@ -58,7 +58,7 @@ def _meant(name: str, value: Any, config: dict[str, Any]) -> bool:
     """Whether the model itself asks for the value: DeepSeek rotates pairs, gpt-oss multiplies by up + 1
     (modeling_gpt_oss.py: ``GptOssExperts._apply_gate``), and Megatron must be told so."""
     if name == "rotary_interleaved":
-        return bool(config.get("rope_interleave", "kv_lora_rank" in config)) == bool(value)
+        return rotates_adjacent(config) == bool(value)
     return name == "glu_linear_offset" and config.get("model_type") == "gpt_oss" and float(value) == 1.0
 
 

@@ -42,6 +42,7 @@ CODES: dict[str, Code] = {
     "layer-set": Code(_E, "trunk layers by name disagree with the config's layer count", _AGAIN),
     # MTP
     "mtp-none-found": Code(_E, "MTP is declared and no MTP tensor is there", "graft MTP from the base, or write 0"),
+    "mtp-none-published": Code(_N, "MTP is declared, and the family is published without", "nothing to do"),
     "mtp-layer-missing": Code(_E, "a whole MTP layer of the left is absent", "convert with a tool that keeps MTP"),
     "mtp-tensor-missing": Code(_E, "a tensor of an MTP layer is absent on the right", _AGAIN),
     "mtp-tensor-unexpected": Code(_E, "an MTP tensor that the left does not have", "find where it came from"),

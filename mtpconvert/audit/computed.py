@@ -24,6 +24,11 @@ _YARN = {
 }
 
 
+# Model types whose attention, not a latent one, rotates dims 2i and 2i + 1 together: glm4/modeling_glm4.py. Others pair
+# i with i + half, as megatron-core does unless ``rotary_interleaved`` (rope_utils.py: _rotate_half).
+_ADJACENT = frozenset({"glm4"})
+
+
 class Contradiction(NamedTuple):
     """An argument and what it says, against what config.json says, and what the difference does."""
 
@@ -37,7 +42,19 @@ def contradictions(arguments: dict[str, Any], config: dict[str, Any]) -> list[Co
     """Where both speak and do not agree. What either leaves to a default of its class is not compared."""
     text = config.get("text_config")
     level = {**config, **text} if isinstance(text, dict) else config
-    return [*_rotary(arguments, level), *_router(arguments, level)]
+    return [*_pairing(arguments, level), *_rotary(arguments, level), *_router(arguments, level)]
+
+
+def rotates_adjacent(config: dict[str, Any]) -> bool:
+    """Whether dims 2i and 2i + 1 of a query rotate together."""
+    return bool(config.get("rope_interleave", "kv_lora_rank" in config or config.get("model_type") in _ADJACENT))
+
+
+def _pairing(arguments: dict[str, Any], config: dict[str, Any]) -> Iterator[Contradiction]:
+    """What is set where it should not be is for ``meaning_arguments``; latent attention asks no argument."""
+    said = arguments.get("rotary_interleaved")
+    if said is False and config.get("model_type") in _ADJACENT:
+        yield Contradiction("rotary_interleaved", said, True, "query and key dims rotate as pairs (i, i + dim/2)")
 
 
 def _rotary(arguments: dict[str, Any], config: dict[str, Any]) -> Iterator[Contradiction]:

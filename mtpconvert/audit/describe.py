@@ -8,7 +8,7 @@ from typing import Any
 from mtpconvert.audit.cover import check_cover
 from mtpconvert.audit.facts import facts_of
 from mtpconvert.audit.findings import Finding
-from mtpconvert.audit.mtp import side_kind
+from mtpconvert.audit.mtp import published_without, side_kind
 from mtpconvert.audit.packed import BLOCKS
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.roles.algebra import Placement
@@ -55,6 +55,8 @@ def describe(side: Side, other: Side, told: dict[str, Any] | None = None) -> Des
 
             placements = huggingface.placements(side.config or {}, side.inventory)
             facts = {} if other.is_huggingface else facts_of(side.config or {}, placements)
+            if published_without(side) and not any(p.role.is_mtp for p in placements):
+                facts.pop("mtp_num_layers", None)
         else:
             from mtpconvert.audit.roles import megatron
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from mtpconvert.audit.describe import Description
 from mtpconvert.audit.drafts import Kind, number_of
 from mtpconvert.audit.findings import Finding, finding
-from mtpconvert.audit.mtp import MtpLayers, declared, expected_prefix
+from mtpconvert.audit.mtp import MtpLayers, declared, expected_prefix, owed
 from mtpconvert.audit.packed import scales_of, without_scale
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.report_model import LayerLedger, MtpLedger
@@ -23,7 +23,7 @@ def make_ledger(
     ledger = MtpLedger(declared(left), declared(right), _totals(left, here), _totals(right, there))
     ledger.kinds = {side.label: part.kind.key if part.names else None for side, part in ((left, here), (right, there))}
     kind = here.kind if here.names else there.kind
-    count = min(max(ledger.declared or 0, ledger.declared_right or 0), _MOST_DECLARED)
+    count = min(max(owed(left, bool(here.names)), owed(right, bool(there.names))), _MOST_DECLARED)
     scales, before = scales_of(right) | without_scale(right), scales_of(left)
     for layer in sorted({*here.names, *there.names, *range(count)}):
         mine, theirs = here.names.get(layer, []), there.names.get(layer, [])
@@ -96,6 +96,8 @@ def _summary(side: Side, layers: MtpLayers, rows: list[LayerLedger]) -> str:
     else:
         says = f"arguments declare {number_of(count, kind)}" if count is not None else "arguments say nothing about MTP"
     tensors = len(layers.all_names())
+    if tensors == 0 and count and not owed(side, there=False):
+        return f"{side.label}: {says}; 0 tensors present, as the family is published"
     if tensors == 0 and count:
         expected = sum(row.expected for row in rows)
         prefix = rows[0].prefix if rows and side.label == "right" else expected_prefix(side)
@@ -106,11 +108,12 @@ def _summary(side: Side, layers: MtpLayers, rows: list[LayerLedger]) -> str:
 
 
 def ledger_findings(left: Side, right: Side, here: MtpLayers, there: MtpLayers, ledger: MtpLedger) -> list[Finding]:
-    """MTP declared and none found (either side), and whole layers lost on the way."""
+    """MTP declared and none found (either side), or none published, and whole layers lost on the way."""
     found: list[Finding] = []
     for side, layers, sentence in ((left, here, ledger.sentences[0]), (right, there, ledger.sentences[1])):
         if declared(side) and not layers.names:
-            found.append(finding("mtp-none-found", sentence, side=side.label, mtp=True))
+            code = "mtp-none-found" if owed(side, there=False) else "mtp-none-published"
+            found.append(finding(code, sentence, side=side.label, mtp=True))
     rows = {row.layer: row for row in ledger.layers}
     for layer in here.names:
         if layer not in there.names:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtpconvert.audit.drafts import MTP, Kind, counts_of, kind_of, parts_of
+from mtpconvert.audit.readers.names import Stems, stems_of
 from mtpconvert.audit.readers.side import Side
 
 COUNT_KEYS = (
@@ -23,6 +24,11 @@ COUNT_KEYS = (
 LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 # Model types that ship MTP layers without any count key (the loaders take constants).
 UNDECLARED_IS_USUAL = frozenset({"qwen3_next", "mimo_v2_flash", "mimo_v2", "mimo_v2_pro"})
+# Model types that declare MTP layers and are published without: MiniMaxAI/MiniMax-M2, ``num_mtp_modules`` 3.
+PUBLISHED_WITHOUT = frozenset({"minimax_m2"})
+# Model types that declare MTP layers of which not one tensor was ever published (github.com/MiniMax-AI/MiniMax-M2.7
+# issue 16). To every other family a count without tensors is a loss.
+PUBLISH_NONE = frozenset({"minimax_m2"})
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _LAYERS = re.compile(
@@ -71,12 +77,22 @@ def trunk_layers(config: dict[str, Any] | None) -> int | None:
 
 def side_kind(side: Side) -> Kind:
     """The kind of draft part that a side has, by its tensors' names."""
-    return kind_of(side.templates()) if side.is_huggingface else MTP
+    return kind_of(side.names.templates) if side.is_huggingface else MTP
 
 
 def declared(side: Side) -> int | None:
     """MTP layers (draft parts of another kind) that config or arguments declare; None where no key says a number."""
     return declared_by(side.config if side.is_huggingface else side.arguments, side_kind(side))
+
+
+def owed(side: Side, there: bool) -> int:
+    """MTP layers that must be there; ``there``: whether any tensor of MTP is."""
+    return 0 if not there and published_without(side) else declared(side) or 0
+
+
+def published_without(side: Side) -> bool:
+    """Whether the family declares MTP layers that nobody has seen."""
+    return side.is_huggingface and str((side.config or {}).get("model_type", "")) in PUBLISHED_WITHOUT
 
 
 def declared_by(source: dict[str, Any] | None, kind: Kind) -> int | None:
@@ -88,6 +104,21 @@ def declared_by(source: dict[str, Any] | None, kind: Kind) -> int | None:
         return None
     repeated = any((source or {}).get(key) for key in ("mtp_use_repeated_layer", "mtp_share_layers"))
     return min(max(values), 1) if repeated else max(values)
+
+
+def published_none(side: Side) -> bool:
+    """Whether a side is a checkpoint of a family that declares MTP layers and publishes none, and has none."""
+    if not side.is_huggingface or (side.config or {}).get("model_type") not in PUBLISH_NONE:
+        return False
+    return bool(declared(side)) and not mtp_layers(side).names
+
+
+def config_for_roles(side: Side) -> dict[str, Any]:
+    """The config that says what tensors to expect: without counts where what they count is known to be nowhere."""
+    config = side.config or {}
+    if not published_none(side):
+        return config
+    return {key: value for key, value in config.items() if key not in COUNT_KEYS}
 
 
 @dataclass(slots=True)
@@ -112,14 +143,19 @@ class MtpLayers:
 def mtp_layers(side: Side) -> MtpLayers:
     """Sort the MTP tensors of a side by layer."""
     if side.is_huggingface:
-        return layers_of(side.inventory, side.config or {}, side_kind(side))
+        return layers_of(side.inventory, side.config or {}, side_kind(side), side.names.stems)
     if side.kind == "gguf":
-        return layers_of(side.inventory, side.arguments or {}, MTP)
-    return layers_of(side.inventory, None, MTP)
+        return layers_of(side.inventory, side.arguments or {}, MTP, side.names.stems)
+    return layers_of(side.inventory, None, MTP, side.names.stems)
 
 
-def layers_of(names: Collection[str], config: dict[str, Any] | None, kind: Kind) -> MtpLayers:
-    """Sort the draft tensors among ``names`` by layer, or by part; ``config`` None: the names are Megatron's."""
+def layers_of(
+    names: Collection[str], config: dict[str, Any] | None, kind: Kind, stems: Stems | None = None
+) -> MtpLayers:
+    """Sort the draft tensors among ``names`` by layer, or by part; ``config`` None: the names are Megatron's.
+
+    ``stems``: of the names, where they are known. A layer's number stands in the stem.
+    """
     if kind.part is not None:
         return MtpLayers(*parts_of(names, kind), kind)
     prefixes = dict[int, str]()
@@ -128,18 +164,14 @@ def layers_of(names: Collection[str], config: dict[str, Any] | None, kind: Kind)
     marked = _marked_layers(names) if config is not None and trunk is None else set()
     pattern = (config or {}).get("mtp_hybrid_override_pattern")
     flat = len(pattern) if isinstance(pattern, str) and pattern else 1
-    known: dict[str, tuple[int | None, str]] = {}
-    for name in names:
-        head = name[: name.find(".", name.find("layers.") + 7)]
-        if head not in known or "mtp" in name:
-            known[head] = _layer_of(name, trunk, marked)
-        layer, prefix = known[head]
+    for members in (stems_of(names) if stems is None else stems).values():
+        layer, prefix = _layer_of(members[0], trunk, marked)
         if layer is None:
             continue
         layer //= flat if prefix.endswith("mtp.layers.") or flat == 1 else 1
-        found.setdefault(layer, []).append(name)
+        found.setdefault(layer, []).extend(members)
         if prefix and (layer not in prefixes or (len(prefix) < len(prefixes[layer]) and prefix in prefixes[layer])):
-            prefixes[layer] = prefix if flat > 1 else _numbered(prefix, name)
+            prefixes[layer] = prefix if flat > 1 else _numbered(prefix, members[0])
     return MtpLayers(dict(sorted(found.items())), prefixes, kind)
 
 
