@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from mtpconvert.convert.argument_names import DECIDED, MEANING, ONLY_WITH
+from mtpconvert.convert.argument_names import DECIDED, MEANING, ONLY_WITH, SAME
 from mtpconvert.convert.argument_rules import megatron_arguments
 from mtpconvert.errors import ConfigError
 from mtpconvert.mapping.dims import Scope
@@ -37,11 +38,17 @@ class ArgumentCheck:
 
 
 def check_arguments(
-    checkpoint: Mapping[str, Any] | None, rules: Mapping[str, Any], scope: Scope, *, where: str
+    checkpoint: Mapping[str, Any] | None,
+    rules: Mapping[str, Any],
+    scope: Scope,
+    *,
+    where: str,
+    spelled: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
     """Check the ``args`` of the checkpoint ``where``; notes on what could not be checked.
 
-    ``rules`` and ``scope`` as for ``megatron_arguments``, of the reference. Raises ConfigError naming every argument
+    ``rules`` and ``scope`` as for ``megatron_arguments``, of the reference. ``spelled``: what the file calls an
+    argument, where that is another name. Raises ConfigError naming every argument
     that contradicts it, and what ``megatron_arguments`` raises.
     """
     expected = megatron_arguments(rules, scope)
@@ -49,14 +56,16 @@ def check_arguments(
         return [
             "the checkpoint carries no Megatron arguments: only names and shapes were checked against the reference"
         ]
-    check = compare_arguments(checkpoint, expected)
+    check = compare_arguments(checkpoint, expected, spelled)
     check.require(where)
     if not check.unchecked:
         return []
     return [f"Megatron arguments that the checkpoint does not carry, so unchecked: {', '.join(check.unchecked)}"]
 
 
-def compare_arguments(checkpoint: Mapping[str, Any], expected: Mapping[str, Any]) -> ArgumentCheck:
+def compare_arguments(
+    checkpoint: Mapping[str, Any], expected: Mapping[str, Any], spelled: Mapping[str, str] = MappingProxyType({})
+) -> ArgumentCheck:
     """Compare the checkpoint's ``args`` with ``megatron_arguments`` of the reference's config.
 
     ``checkpoint`` may hold anything that training put there, unreadable placeholders included; only the arguments
@@ -71,11 +80,11 @@ def compare_arguments(checkpoint: Mapping[str, Any], expected: Mapping[str, Any]
         if not present:
             unchecked.append(names[0])
         for name in present:
-            _compare(name, checkpoint[name], expected.get(names[0]), problems)
+            _compare(name, checkpoint[name], expected.get(names[0]), problems, spelled)
     for name, stands_for in MEANING.items():
         if name in checkpoint:
-            _compare(name, checkpoint[name], expected.get(name, stands_for), problems)
-        else:
+            _compare(name, checkpoint[name], expected.get(name, stands_for), problems, spelled)
+        elif SAME.get(name) not in checkpoint:
             unchecked.append(name)
     _vocabulary(checkpoint, expected, problems)
     return ArgumentCheck(problems, unchecked)
@@ -84,7 +93,8 @@ def compare_arguments(checkpoint: Mapping[str, Any], expected: Mapping[str, Any]
 def _matters(name: str, expected: Mapping[str, Any]) -> bool:
     if name in ONLY_WITH:
         other, value = ONLY_WITH[name]
-        return bool(expected.get(other, False) == value)
+        if expected.get(other, False) != value:
+            return False
     if name.startswith(("rotary_scaling_factor", "mscale")):
         return expected.get("rope_type") == "yarn" or expected.get("position_embedding_type") == "yarn"
     if name.startswith("moe_"):
@@ -92,11 +102,12 @@ def _matters(name: str, expected: Mapping[str, Any]) -> bool:
     return True
 
 
-def _compare(name: str, found: Any, wanted: Any, problems: list[str]) -> None:
+def _compare(name: str, found: Any, wanted: Any, problems: list[str], spelled: Mapping[str, str]) -> None:
+    called = f"{name} (from {spelled[name]})" if name in spelled else name
     if not _is_plain(found):
-        problems.append(f"{name} is {found!r}, which cannot be read; the reference stands for {wanted!r}")
+        problems.append(f"{called} is {found!r}, which cannot be read; the reference stands for {wanted!r}")
     elif _normal(name, found) != _normal(name, wanted):
-        problems.append(f"{name} is {found!r}; the reference stands for {wanted!r}")
+        problems.append(f"{called} is {found!r}; the reference stands for {wanted!r}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -108,8 +119,10 @@ def _is_plain(value: Any) -> bool:
 def _normal(name: str, value: Any) -> Any:
     """One spelling per meaning: None is off or none (False == 0), sequences are lists.
 
-    ``moe_layer_freq`` 1 and a list of ones mean the same layers.
+    ``moe_layer_freq`` 1 and a list of ones mean the same layers, no factor on experts and a factor of one the same.
     """
+    if name == "moe_router_topk_scaling_factor" and value is None:
+        return 1.0
     if isinstance(value, list | tuple):
         listed = [int(item) for item in value]
         return 1 if name == "moe_layer_freq" and all(item == 1 for item in listed) else listed

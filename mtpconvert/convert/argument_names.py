@@ -90,6 +90,9 @@ GPT_MODEL: dict[str, Plain] = {
     "window_size": None,
 }
 
+# One argument under two names: where the second is there, the first need not be.
+SAME: dict[str, str] = {"layernorm_zero_centered_gamma": "apply_layernorm_1p"}
+
 # Compared with what the config gives. Groups: names of one argument in different versions of Megatron.
 DECIDED: tuple[tuple[str, ...], ...] = (
     ("num_layers",),
@@ -161,6 +164,7 @@ ONLY_WITH: dict[str, tuple[str, Any]] = {
     "kv_channels": ("multi_latent_attention", False),
     "rotary_seq_len_interpolation_factor": ("multi_latent_attention", False),
     "rope_scaling_factor": ("use_rope_scaling", True),
+    "moe_router_pre_softmax": ("moe_router_score_function", "softmax"),  # moe_utils.py: no other function looks at it
     "rope_type": ("multi_latent_attention", True),
     "original_max_position_embeddings": ("rope_type", "yarn"),
     "beta_fast": ("rope_type", "yarn"),

@@ -96,7 +96,9 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
     scope = mapping.scope(config, {"mtp_layers": len(present_in_mcore(reader.inventory()))})
     if rows is not None:
         scope.config = {**scope.config, "vocab_size": rows}
-    plan.notes += [*reader.notes, *check_arguments(reader.args, mapping.arguments, scope, where=str(source))]
+    where = reader.args_file or str(source)
+    plan.notes += reader.notes
+    plan.notes += check_arguments(reader.args, mapping.arguments, scope, where=where, spelled=reader.args_spelled)
     packed = packing.only(plan.hf)
     packing, removed = packing_to_write(plan, packed, config, reference, options.dtype)
     renamed = {} if packing.tensors else {one.codes.name: name for name, one in packed.tensors.items()}

@@ -11,12 +11,14 @@ from mtpconvert.errors import CheckpointError, IncompleteError
 from mtpconvert.garbage import no_gc
 from mtpconvert.stores.base import Chunk
 from mtpconvert.stores.source_files import SourceFiles
+from mtpconvert.stores.torch_dist.bridge_arguments import BridgeArguments, bridge_arguments
 from mtpconvert.stores.torch_dist.common import COMMON_STATE, Common, read_common
 from mtpconvert.stores.torch_dist.cover import show
 from mtpconvert.stores.torch_dist.kinds import check_dtypes, check_format, classify
 from mtpconvert.stores.torch_dist.logical import Piece, assemble
 from mtpconvert.stores.torch_dist.metadata_read import StoredKeys, check_files
 from mtpconvert.stores.torch_dist.record import Record, read_record
+from mtpconvert.stores.torch_dist.run_config import RUN_CONFIG, is_bridge, read_model
 from mtpconvert.stores.torch_dist.stored import StoredChunk, StoredTensor
 from mtpconvert.tensors import DTYPE_BITS, Box, Inventory, Shape
 
@@ -28,16 +30,17 @@ class TorchDistReader:
 
     ``objects``: how many entries are no model weights, by kind. ``unknown_objects``: byte objects of no known kind.
     ``args``, ``common``, ``iteration``, ``checkpoint_version``: the common state, None or empty when there is none.
+    Without ``args`` there, those that Megatron-Bridge's ``run_config.yaml`` stands for. ``args_file``: which of the two
+    said them, or "". ``args_spelled``: argument -> field of that file, where it is called otherwise there.
     ``stacked``: layers lie under one key. ``notes``: facts for people.
 
     Raises CheckpointError (damaged, contradictory, fsdp_dtensor or another layout), IncompleteError (a file or record
     missing), NotRepresentableError (a hybrid model, a dtype without a safetensors name).
     """
 
-    kind = "Megatron torch_dist"
-
     def __init__(self, iteration_dir: Path) -> None:
         self.root = Path(iteration_dir)
+        self.kind = "Megatron-Bridge torch_dist" if is_bridge(self.root) else "Megatron torch_dist"
         with no_gc():
             self._read()
         self._by_layer: dict[str, dict[int, list[StoredChunk]]] = {}
@@ -51,17 +54,24 @@ class TorchDistReader:
         kinds = classify(keys)
         self.objects, self.unknown_objects = kinds.counts, kinds.unknown
         self._common = read_common(self.root, keys.place(COMMON_STATE) if COMMON_STATE in keys.object_keys else None)
+        self._read_args()
         self._stored = {key: keys.tensor(key) for key in kinds.weights}
         check_dtypes(self._stored.values())
         self._files = sorted(check_files(self.root, self._stored.values()))
         self._file_numbers = {name: number for number, name in enumerate(self._files)}
         assembly = assemble(self._stored.values(), self.args or {})
         self._tensors, self.stacked = assembly.tensors, assembly.stacked
-        self.notes = [*assembly.notes, *_common_notes(self._common)]
+        self.notes = [*assembly.notes, *([] if self.args_file else _common_notes(self._common))]
 
-    @property
-    def args(self) -> dict[str, object] | None:
-        return self._common.args
+    def _read_args(self) -> None:
+        self.args: dict[str, object] | None = self._common.args
+        self.args_file, spoken = self._common.source, BridgeArguments()
+        if self.args is None:
+            model = read_model(self.root)
+            spoken = bridge_arguments(model or {})
+            self.args = None if model is None else spoken.values
+            self.args_file = "" if model is None else str(self.root / RUN_CONFIG)
+        self.args_spelled = spoken.spelled
 
     @property
     def common(self) -> dict[str, object]:
