@@ -12,13 +12,15 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 # Tiny models: threads that wait for each other cost more than they compute.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo check format test test-mcore-next bench clean
+.PHONY: help demo check format test test-mcore-next test-full inventories bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo             convert a tiny DeepSeek-V3 checkpoint both ways, audit it, then damage it'
 	@echo 'make test             all tests but those of the newer megatron-core'
 	@echo 'make test-mcore-next  tests/mcore_next, in an environment of its own with megatron-core 0.19.2'
+	@echo 'make test-full        every family x megatron-core x layer spec x TP, PP, EP; writes docs/test-full.md'
+	@echo 'make inventories      record fixtures/inventories/families again from the real frameworks'
 	@echo 'make check            ruff, ruff format --check, mypy --strict'
 	@echo 'make format           ruff --fix and ruff format'
 	@echo 'make bench            every benchmark, tables on stdout'
@@ -49,6 +51,13 @@ test: $(VENV)/.test
 
 test-mcore-next: $(VENV_NEXT)/.test
 	$(PY_NEXT) -m pytest -n $(WORKERS) --dist loadfile tests/mcore_next $(PYTEST_ARGS)
+
+# Up to eight processes at a time, over both environments. The record is written when every cell of the matrix was run.
+test-full: $(VENV)/.test $(VENV_NEXT)/.test
+	MTPCONVERT_NEXT_PYTHON=$(abspath $(PY_NEXT)) $(PY) -m pytest -q tests/full $(PYTEST_ARGS)
+
+inventories: $(VENV)/.test $(VENV_NEXT)/.test
+	MTPCONVERT_NEXT_PYTHON=$(abspath $(PY_NEXT)) $(PY) -m tests.support.record_inventories
 
 # Each says by its exit code whether its figures are met; all are run. The others in benchmarks/ only help these.
 bench: $(VENV)/.test

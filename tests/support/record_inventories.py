@@ -59,11 +59,11 @@ def hugging_face(case: Case, folder: Path) -> list[str]:
         held = saved_by_transformers(case, folder)
         text = [f"# the file that transformers saves of its {config['architectures'][0]}", *lines(held)]
     else:
-        text = [f"# not of transformers: {source_of(case.trunk)}", *lines(published(trunk))]
+        text = [f"# the publisher's, in no file of transformers: {source_of(case.trunk)}", *lines(published(trunk))]
     more = {name: shape for name, shape in case.shapes().items() if name not in trunk}
     if more:
         assert case.mtp is not None
-        text += [f"# MTP, not of transformers: {source_of(case.mtp)}", *lines(published(more))]
+        text += [f"# MTP, the publisher's, in no file of transformers: {source_of(case.mtp)}", *lines(published(more))]
     return text
 
 
