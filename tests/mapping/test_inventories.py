@@ -74,7 +74,7 @@ def test_hugging_face_names_and_shapes(name: str) -> None:
 
 @pytest.mark.parametrize("name", STOCK)
 def test_megatron_keys_and_shapes(name: str) -> None:
-    """Both ways: the keys that the plan is written under, and what the keys are read as; float32 where a row says so."""
+    """The keys that the plan is written under, and what these are read as; float32 where a row says so."""
     _, expansion = planned(name)
     specs = [TensorSpec(entry.name, entry.shape, entry.dtype or "BF16") for entry in expansion.mcore.values()]
     for model, held in models(name).items():
