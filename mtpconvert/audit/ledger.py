@@ -97,7 +97,9 @@ def _summary(side: Side, layers: MtpLayers, rows: list[LayerLedger]) -> str:
         says = f"arguments declare {number_of(count, kind)}" if count is not None else "arguments say nothing about MTP"
     tensors = len(layers.all_names())
     if tensors == 0 and count and not owed(side, there=False):
-        return f"{side.label}: {says}; 0 tensors present, as the family is published"
+        return (
+            f"{side.label}: declared {count}, published none, as in every checkpoint of this family; 0 tensors present"
+        )
     if tensors == 0 and count:
         expected = sum(row.expected for row in rows)
         prefix = rows[0].prefix if rows and side.label == "right" else expected_prefix(side)

@@ -26,9 +26,6 @@ LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 UNDECLARED_IS_USUAL = frozenset({"qwen3_next", "mimo_v2_flash", "mimo_v2", "mimo_v2_pro"})
 # Model types that declare MTP layers and are published without: MiniMaxAI/MiniMax-M2, ``num_mtp_modules`` 3.
 PUBLISHED_WITHOUT = frozenset({"minimax_m2"})
-# Model types that declare MTP layers of which not one tensor was ever published (github.com/MiniMax-AI/MiniMax-M2.7
-# issue 16). To every other family a count without tensors is a loss.
-PUBLISH_NONE = frozenset({"minimax_m2"})
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _LAYERS = re.compile(
@@ -104,21 +101,6 @@ def declared_by(source: dict[str, Any] | None, kind: Kind) -> int | None:
         return None
     repeated = any((source or {}).get(key) for key in ("mtp_use_repeated_layer", "mtp_share_layers"))
     return min(max(values), 1) if repeated else max(values)
-
-
-def published_none(side: Side) -> bool:
-    """Whether a side is a checkpoint of a family that declares MTP layers and publishes none, and has none."""
-    if not side.is_huggingface or (side.config or {}).get("model_type") not in PUBLISH_NONE:
-        return False
-    return bool(declared(side)) and not mtp_layers(side).names
-
-
-def config_for_roles(side: Side) -> dict[str, Any]:
-    """The config that says what tensors to expect: without counts where what they count is known to be nowhere."""
-    config = side.config or {}
-    if not published_none(side):
-        return config
-    return {key: value for key, value in config.items() if key not in COUNT_KEYS}
 
 
 @dataclass(slots=True)
