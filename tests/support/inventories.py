@@ -1,4 +1,4 @@
-"""Recorded inventories as text, a line a tensor pattern, sections by model; no torch, so that any machine can read them.
+"""Recorded inventories as text, a line a tensor pattern, sections by model; no torch, so any machine can read them.
 
 A line is ``model.layers.{0-2}.mlp.experts.{0,2-3}.up_proj.weight BF16 [20, 36]``: the tensors whose names have these
 numbers, each of that shape. ``## title`` begins a section, other lines with ``#`` are for people.
