@@ -8,7 +8,7 @@ parallel sizes, sequence length, dropout) says nothing about the weights and is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,25 @@ from mtpconvert.convert.argument_names import DECIDED, MEANING, ONLY_WITH, SAME
 from mtpconvert.convert.argument_rules import megatron_arguments
 from mtpconvert.errors import ConfigError
 from mtpconvert.mapping.dims import Scope
+
+# What an integer says of each layer, from 0: 0.16.1 transformer_config.py:__post_init__,
+# transformer/utils.py:is_layer_window_attention, gpt_layer_specs.py:get_gpt_decoder_layer_specs; 0.19.2
+# experimental_attention_variant_module_specs.py:get_linear_attention_pattern
+_EVERY: dict[str, Callable[[int, int], bool]] = {
+    "moe_layer_freq": lambda layer, every: layer % every == 0,
+    "no_rope_freq": lambda layer, every: (layer + 1) % every == 0,
+    "window_attn_skip_freq": lambda layer, every: (layer + 1) % every != 0,
+    "linear_attention_freq": lambda layer, every: (layer + 1) % every != 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """``problems`` found so far, ``spelled`` as for ``check_arguments``, the reference's number of ``layers``."""
+
+    problems: list[str]
+    spelled: Mapping[str, str]
+    layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +90,8 @@ def compare_arguments(
     ``checkpoint`` may hold anything that training put there, unreadable placeholders included; only the arguments
     above are looked at. ``expected`` as ``megatron_arguments`` gives it, with ``mtp_num_layers`` of the reference.
     """
-    problems: list[str] = []
+    layers = expected.get("num_layers")
+    said = _Said([], spelled, layers if isinstance(layers, int) else 0)
     unchecked: list[str] = []
     for names in DECIDED:
         if not _matters(names[0], expected):
@@ -80,17 +100,20 @@ def compare_arguments(
         if not present:
             unchecked.append(names[0])
         for name in present:
-            _compare(name, checkpoint[name], expected.get(names[0]), problems, spelled)
+            _compare(name, checkpoint[name], expected.get(names[0]), said)
     for name, stands_for in MEANING.items():
         if name in checkpoint:
-            _compare(name, checkpoint[name], expected.get(name, stands_for), problems, spelled)
+            _compare(name, checkpoint[name], expected.get(name, stands_for), said)
         elif SAME.get(name) not in checkpoint:
             unchecked.append(name)
-    _vocabulary(checkpoint, expected, problems)
-    return ArgumentCheck(problems, unchecked)
+    _vocabulary(checkpoint, expected, said.problems)
+    return ArgumentCheck(said.problems, unchecked)
 
 
 def _matters(name: str, expected: Mapping[str, Any]) -> bool:
+    if name == "ffn_hidden_size":  # of dense layers, where there are any
+        pattern = _normal("moe_layer_freq", expected.get("moe_layer_freq"), expected["num_layers"])
+        return expected.get("num_experts") is None or not pattern or not all(pattern)
     if name in ONLY_WITH:
         other, value = ONLY_WITH[name]
         if expected.get(other, False) != value:
@@ -102,12 +125,12 @@ def _matters(name: str, expected: Mapping[str, Any]) -> bool:
     return True
 
 
-def _compare(name: str, found: Any, wanted: Any, problems: list[str], spelled: Mapping[str, str]) -> None:
-    called = f"{name} (from {spelled[name]})" if name in spelled else name
+def _compare(name: str, found: Any, wanted: Any, said: _Said) -> None:
+    called = f"{name} (from {said.spelled[name]})" if name in said.spelled else name
     if not _is_plain(found):
-        problems.append(f"{called} is {found!r}, which cannot be read; the reference stands for {wanted!r}")
-    elif _normal(name, found) != _normal(name, wanted):
-        problems.append(f"{called} is {found!r}; the reference stands for {wanted!r}")
+        said.problems.append(f"{called} is {found!r}, which cannot be read; the reference stands for {wanted!r}")
+    elif _normal(name, found, said.layers) != _normal(name, wanted, said.layers):
+        said.problems.append(f"{called} is {found!r}; the reference stands for {wanted!r}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -116,16 +139,16 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (str, int, float, bool)
 
 
-def _normal(name: str, value: Any) -> Any:
-    """One spelling per meaning: None is off or none (False == 0), sequences are lists.
-
-    ``moe_layer_freq`` 1 and a list of ones mean the same layers, no factor on experts and a factor of one the same.
+def _normal(name: str, value: Any, layers: int) -> Any:
+    """One spelling per meaning: None is off or none (False == 0), sequences are lists, one number for all of ``layers``
+    is a list, and experts without a factor have the factor one.
     """
     if name == "moe_router_topk_scaling_factor" and value is None:
         return 1.0
+    if name in _EVERY and type(value) is int and value > 0:
+        return [int(_EVERY[name](layer, value)) for layer in range(layers)]
     if isinstance(value, list | tuple):
-        listed = [int(item) for item in value]
-        return 1 if name == "moe_layer_freq" and all(item == 1 for item in listed) else listed
+        return [int(item) for item in value]
     return False if value is None else value
 
 

@@ -39,6 +39,15 @@ _YARN_FIELDS = {
 # save_checkpoint puts gate and up together again, whatever these say.
 _NOT_STORED = ("moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size")
 
+# Where a provider has two rotary bases (Gemma 3: of sliding and of full layers), these say nothing: it scales by itself.
+_OF_ONE_BASE = (
+    "rotary_base",
+    "rotary_percent",
+    "use_rope_scaling",
+    "rotary_seq_len_interpolation_factor",
+    "position_embedding_type",
+)
+
 
 def bridge_arguments(folder: Path) -> dict[str, Any] | None:
     """The arguments that the model of ``folder`` amounts to; None where there is no such file, or no model in it.
@@ -66,7 +75,8 @@ def _arguments(model: dict[str, Any]) -> dict[str, Any]:
     for argument, field in (_FIELDS if latent else _FIELDS | _YARN_FIELDS).items():
         if field in known:
             known[argument] = known.pop(field)
-    for name in (*_NOT_STORED, *(() if _number(known.get("rotary_base")) else ("rotary_base",))):
+    unsaid = () if _number(known.get("rotary_base")) else _OF_ONE_BASE
+    for name in (*_NOT_STORED, *unsaid):
         known.pop(name, None)
     if (share := known.pop("share_embeddings_and_output_weights", None)) is not None:
         known["untie_embeddings_and_output_weights"] = not share

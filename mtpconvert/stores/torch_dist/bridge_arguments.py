@@ -71,6 +71,8 @@ def bridge_arguments(model: Mapping[str, Any]) -> BridgeArguments:
     for name in _YARN_ALONE:
         if values.get(name, 0) is None:
             del values[name]
+    if values.get("position_embedding_type") == "yarn" and not {"mscale", "mscale_all_dim"} <= values.keys():
+        values |= {"mscale": 1.0, "mscale_all_dim": 0.0}  # _yarn_get_concentration_factor without one of the two
     if latent and values.get("rope_type") == "yarn" and values.get("rotary_scaling_factor") == 1:
         values["rope_type"] = "rope"  # a factor of one turns and scales nothing: yarn_rotary_pos_embedding.py
     shared = fields.get("share_embeddings_and_output_weights")
@@ -90,8 +92,9 @@ def _attention(values: dict[str, Any], model: Mapping[str, Any]) -> None:
     if values.get("num_query_groups") is None or any(str(name).endswith("_num_query_groups") for name in model):
         values.pop("num_query_groups", None)  # by kind of layer: MiMo-V2-Flash
         del values["group_query_attention"]
-    if not isinstance(values.get("rotary_base"), int | float):
-        values.pop("rotary_base", None)  # two of them: Gemma 3
+    if not isinstance(values.get("rotary_base"), int | float):  # two of them, as Gemma 3 has: scaling is its own, too
+        for name in ("rotary_base", "use_rope_scaling", "rotary_seq_len_interpolation_factor"):
+            values.pop(name, None)
     groups = values.get("moe_router_num_groups")
     if groups is not None and groups == values.get("moe_router_group_topk"):  # every group is chosen
         values["moe_router_num_groups"] = values["moe_router_group_topk"] = None
