@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 
 from mtpconvert.audit.api import audit
-from tests.support import faults_fp8, faults_huggingface, faults_megatron
+from tests.support import faults_bridge, faults_fp8, faults_huggingface, faults_megatron
 from tests.support.fault_model import MLA, NO_EXPERTS, NO_GROUPS, NO_MTP, TIED, Models, Outcome, run, verdict
 from tests.support.faults_executor import EXECUTOR_FAULTS
 from tests.support.faults_glm import GLM_FAULTS
@@ -32,7 +32,9 @@ from tests.support.tiny import sha256_tree, write_tiny
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "fault-table.md"
 FAMILIES = ("deepseek_v3", "qwen3", "qwen2", "llama")
 WORDS = {"deepseek_v3": "DeepSeek-V3", "qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "glm4_moe": "GLM-4.5"}
-PLACES = ("mapping row", "op", "executor", "artefact, Megatron", "artefact, Hugging Face", "artefact, FP8")
+WORDS |= faults_bridge.CASES
+PLACES = ("mapping row", "op", "executor", "artefact, Megatron", "artefact, Hugging Face", "artefact, FP8",
+          "artefact, dialect bridge")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,10 @@ def _entries() -> Iterator[Entry]:
         why = "codes and scales are read alike in every family"
         entry = f"{name} ({fp8.way})"
         yield Entry(entry, "artefact, FP8", MLA, why, mtp, fp8.tensor, partial(_in_fp8, fault=fp8))
+    for bridge in faults_bridge.BRIDGE_FAULTS:
+        why, make = "stock megatron-core has no such modules", partial(faults_bridge.plant, fault=bridge)
+        where = "artefact, dialect bridge"
+        yield Entry(bridge.name, where, bridge.families, why, bridge.mtp, bridge.tensor, make)
 
 
 def _why_not(families: tuple[str, ...], mtp: bool, tensor: str) -> str:
