@@ -167,7 +167,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         *plan.notes,
         *compare_copies(plan, reader, use_trunk=options.mtp_copies == "use-trunk"),
         *drop_notes(plan),
-        *spec_notes(plan),
+        *([] if opened.mapping.dialect else spec_notes(plan)),
         *left_out_notes(source),
         *without_flag(arguments),
         *computed.notes(),

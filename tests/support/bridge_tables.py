@@ -11,9 +11,9 @@ from tests.support.family_tables import (
     Case,
     Config,
     Shapes,
+    _deepseek,
     _ends,
     _gqa,
-    _mla,
     appended,
     beside_vision,
     deepseek_extras,
@@ -23,19 +23,8 @@ from tests.support.family_tables import (
 )
 
 
-def gemma_beside_vision(config: Config) -> Shapes:
-    """As transformers 5 names the modules, the tied head left out; what it writes has the names of before."""
-    renamed = {
-        "language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head.",
-        "vision_tower.": "model.vision_tower.", "multi_modal_projector.": "model.multi_modal_projector.",
-    }  # fmt: skip
-    shapes: Shapes = {}
-    for name, shape in beside_vision(config).items():
-        old = next(old for old in renamed if name.startswith(old))
-        shapes[renamed[old] + name.removeprefix(old)] = shape
-    if config["tie_word_embeddings"]:
-        del shapes["lm_head.weight"]
-    return shapes
+def without_tied_head(shapes: Shapes) -> Shapes:
+    return {name: shape for name, shape in shapes.items() if "lm_head" not in name}
 
 
 def mimo_v2_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
@@ -107,7 +96,12 @@ BRIDGE_CASES: dict[str, Case] = {
         "Gemma 2": Case("Gemma2ForCausalLM"),
         "Gemma 2, layers not listed": Case("Gemma2ForCausalLM", {"layer_types": ...}),
         "Gemma 3": Case("Gemma3ForCausalLM"),
-        "Gemma 3 with vision": Case("Gemma3ForConditionalGeneration", trunk=gemma_beside_vision),
+        "Gemma 3 with vision": Case(
+            "Gemma3ForConditionalGeneration", trunk=lambda config: without_tied_head(beside_vision(config))
+        ),
+        "Gemma 3 with vision, as the modules are named": Case(
+            "Gemma3ForConditionalGeneration", trunk=lambda config: without_tied_head(beside_vision(config, saved=False))
+        ),
         "GLM-4": Case("Glm4ForCausalLM"),
         "GLM-4 without biases": Case("Glm4ForCausalLM", {"attention_bias": False, "tie_word_embeddings": True}),
         "OLMo 2": Case("Olmo2ForCausalLM"),
@@ -125,7 +119,7 @@ BRIDGE_CASES: dict[str, Case] = {
         "openPangu-Ultra-MoE": Case(
             "PanguUltraMoEForCausalLM", trunk=pangu_trunk, mtp=appended(deepseek_extras), depths=1
         ),
-        "openPangu-Ultra-MoE, its publisher's keys": Case(
+        "openPangu-Ultra-MoE, keys of its first release": Case(
             "PanguUltraMoEForCausalLM",
             PANGU_SPELLING | {"router_enable_expert_bias": True},
             trunk=pangu_trunk,
@@ -206,18 +200,8 @@ def _mimo_v2(c: Config) -> int:
 
 
 def _pangu(c: Config) -> int:
-    """DeepSeek-V3's without a bias in the router, and two norms more in each layer; under its publisher's keys."""
-    mla = {
-        "q_lora_rank": c["attention_q_lora_dim"], "kv_lora_rank": c["attention_kv_lora_dim"],
-        "qk_nope_head_dim": c["attention_qk_dim"], "qk_rope_head_dim": c["attention_qk_rope_dim"],
-        "v_head_dim": c["attention_v_dim"],
-    }  # fmt: skip
-    hidden, expert = c["hidden_size"], 3 * c["moe_intermediate_size"] * c["hidden_size"]
-    layers, dense, mtp = c["num_hidden_layers"], c["num_dense_layers"], c["num_mtp_layers"]
-    attention = _mla(c | mla) + 2 * hidden
-    moe = c["num_routed_experts"] * (expert + hidden) + c["num_shared_experts"] * expert
-    trunk = layers * attention + dense * 3 * c["intermediate_size"] * hidden + (layers - dense) * moe
-    return _ends(c) + trunk + mtp * (attention + moe + 2 * hidden * hidden + 3 * hidden)
+    """DeepSeek-V3's without a bias in the router, and two norms more in each layer."""
+    return _deepseek(c, bias=False) + 2 * c["hidden_size"] * (c["num_hidden_layers"] + c["num_nextn_predict_layers"])
 
 
 # architecture -> elements from the full config; in billions, as model cards give it, MTP included and its copies not

@@ -225,9 +225,9 @@ KINDS: dict[str, Checkpoint] = {
         "mtp", "MTP layer", 1, COUNT, "hybrid Mamba models",
     ),
     "mimo v2": Checkpoint(
-        base("MiMoV2FlashForCausalLM", "mimo_v2_flash", **_MIMO_V2), trunk(),
+        base("MiMoV2ForCausalLM", "mimo_v2", **_MIMO_V2), trunk("model.", 2, "self_attn.qkv_proj"),
         {k: _mimo_v2(f"model.mtp.layers.{k}.") for k in range(3)},
-        "mtp", "MTP layer", None, None, "value heads have another size",
+        "mtp", "MTP layer", None, None, "value heads of another size",
     ),
     "minimax m3": Checkpoint(
         nested("MiniMaxM3SparseForConditionalGeneration", "minimax_m3_vl", num_mtp_modules=1),
