@@ -156,7 +156,7 @@ PANGU = {
 
 def test_pangu_is_deepseek_with_a_norm_around_each_part() -> None:
     """``OpenPanguDecoderLayer.forward`` under ``sandwich_norm``; no ``e_score_correction_bias`` in ``MoEGate``."""
-    config, deepseek = saved("deepseek, rotary halves")  # the same sizes, and rotary as openPangu has it
+    config, deepseek = saved("deepseek, one MTP layer")  # the same sizes, and rotary as openPangu has it
     tensors = {k: v for k, v in deepseek.items() if not k.endswith("e_score_correction_bias")}
     for n in range(3):
         tensors |= {f"model.layers.{n}.{name}_mlp_layernorm.weight": torch.zeros(16) for name in ("pre", "post")}

@@ -75,6 +75,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, tied, biased": ("Qwen3", GQA | {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
     "deepseek": ("DeepseekV3", MLA | {"num_mtp_layers": 2}),
     "deepseek, plain queries, no MTP": ("DeepseekV3", MLA | {"q_lora_rank": None, "num_mtp_layers": 0}),
+    "deepseek, one MTP layer": ("DeepseekV3", MLA | {"num_mtp_layers": 1}),
     "deepseek, rotary halves": ("DeepseekV3", MLA | {"rope_interleave": False, "num_mtp_layers": 1}),
     "deepseek, hidden state first": ("DeepseekV3", MLA | {"num_mtp_layers": 1, "mtp_hidden_states_first": True}),
     "deepseek, all dense": ("DeepseekV3", MLA | {"first_k_dense_replace": 2, "num_mtp_layers": 0}),
