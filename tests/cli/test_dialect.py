@@ -30,7 +30,8 @@ WHY = {
 
 def headers(name: str, folder: Path) -> Path:
     case = BRIDGE_CASES[name]
-    return write_headers(folder, case.config(), case.shapes())
+    shapes = case.shapes()
+    return write_headers(folder, case.config(), shapes, dict.fromkeys(shapes, "F32"))
 
 
 def test_these_are_all_families_of_the_dialect() -> None:

@@ -1,4 +1,5 @@
-"""Every family of ``tests/support/family_tables.py`` against transformers' class and the real megatron-core.
+"""Every family of ``family_tables`` and ``bridge_tables`` (tests/support) against transformers' class, the auditor and,
+where stock megatron-core has modules for it, the real model of that.
 
 Cheap by design: one process with the Transformer Engine stand-in builds and loads all of them.
 """
@@ -12,8 +13,9 @@ import pytest
 from mtpconvert import audit
 from mtpconvert.audit.findings import Severity
 from mtpconvert.errors import NotRepresentableError
-from mtpconvert.mapping.catalogue import file_of, load, sample_configs
+from mtpconvert.mapping.catalogue import file_of, load, mapping_for, sample_configs
 from mtpconvert.mapping.expand import expand, proven
+from tests.support.bridge_tables import BRIDGE_CASES, BRIDGE_ELEMENTS, write_bridge_case
 from tests.support.family_tables import CASES, ELEMENTS, write_case
 from tests.support.frameworks_convert import to_hf, to_mcore
 from tests.support.mcore_cpu import version
@@ -22,6 +24,7 @@ from tests.support.scratch import scratch
 from tests.support.tiny import sha256_tree
 
 SPECS = ("te", "local")
+ALL = CASES | BRIDGE_CASES
 INSTALLED = version().rpartition(".")[0]
 
 
@@ -29,13 +32,14 @@ INSTALLED = version().rpartition(".")[0]
 def folders() -> Iterator[dict[str, Path]]:
     """Of each case a folder with the source "hf" and its conversions "te" and "local"."""
     with scratch() as root:
-        made = {name: root / str(number) for number, name in enumerate(CASES)}
+        made = {name: root / str(number) for number, name in enumerate(ALL)}
         for name, folder in made.items():
-            write_case(name, folder / "hf")
-            case = CASES[name]
+            case = ALL[name]
+            write = write_case if case.dialect == "stock" else write_bridge_case
+            write(name, folder / "hf")
             version = "0.19" if "0.16" in case.unsupported else "0.16"
             for spec in case.specs:
-                to_mcore(folder / "hf", folder / spec, spec=spec, mcore_version=version)
+                to_mcore(folder / "hf", folder / spec, spec=spec, mcore_version=version, dialect=case.dialect)
         yield made
 
 
@@ -47,11 +51,11 @@ def built(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
     return {spec: dict(zip(names[spec], results[spec], strict=True)) for spec in SPECS}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL)
 def test_the_plan_has_the_names_and_shapes_of_the_real_model(name: str) -> None:
-    case = CASES[name]
+    case = ALL[name]
     config, shapes = case.config(), case.shapes()
-    mapping = load(file_of(case.architecture))
+    mapping = mapping_for(config, names=shapes)
     scope = mapping.scope(config, {"mtp_layers": case.depths})
     expansion = expand(mapping, scope, scope.integer("vocab_size"), shapes)
     proven(mapping, expansion)
@@ -61,19 +65,19 @@ def test_the_plan_has_the_names_and_shapes_of_the_real_model(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL)
 def test_there_and_back(name: str, folders: dict[str, Path]) -> None:
     """Every element is a bit pattern of its own."""
     folder = folders[name]
-    for spec in CASES[name].specs:
+    for spec in ALL[name].specs:
         to_hf(folder / spec, folder / f"back {spec}")
         assert sha256_tree(folder / f"back {spec}") == sha256_tree(folder / "hf")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL)
 def test_the_auditor_finds_every_byte_where_its_own_roles_say(name: str, folders: dict[str, Path]) -> None:
     """It shares no code and no mapping with the conversion. What it says of arguments is tested in tests/audit."""
-    for spec in CASES[name].specs:
+    for spec in ALL[name].specs:
         report = audit(folders[name] / "hf", folders[name] / spec)
         errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
         assert [finding.message for finding in errors if not finding.code.startswith("argument-")] == []
@@ -107,15 +111,15 @@ def test_a_version_that_cannot_hold_the_model_is_refused(name: str, folders: dic
             to_mcore(folders[name] / "hf", tmp_path / refused, mcore_version=refused)
 
 
-@pytest.mark.parametrize("architecture", ELEMENTS)
+@pytest.mark.parametrize("architecture", ELEMENTS | BRIDGE_ELEMENTS)
 def test_the_published_size_is_a_bijection_of_as_many_elements_as_its_config_says(architecture: str) -> None:
-    elements, billions = ELEMENTS[architecture]
+    elements, billions = (ELEMENTS | BRIDGE_ELEMENTS)[architecture]
     config = sample_configs(architecture)["full"]
     mapping = load(file_of(architecture))
-    counts = (
-        config.get("text_config", config).get(key, 0) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-    )
-    scope = mapping.scope(config, {"mtp_layers": max(counts)})
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    counts = [config.get("text_config", config)[key] for key in keys if key in config.get("text_config", config)]
+    without_key = [case.depths for case in ALL.values() if case.architecture == architecture]
+    scope = mapping.scope(config, {"mtp_layers": max(counts or without_key)})
     proof = proven(mapping, expand(mapping, scope, scope.integer("vocab_size"), None))
     assert proof.elements == elements(config)
     assert round(proof.elements / 10**9, 1) == billions
