@@ -82,6 +82,46 @@ GIVEN: dict[str, tuple[dict[str, Plain], dict[str, Plain]]] = {
         arguments("BailingMoeV2", "full"),
         {"rotary_percent": 0.5, "moe_router_num_groups": 8, "moe_router_group_topk": 4, "qk_layernorm": True},
     ),
+    "MiniMax-M2: a number of rotated dims; three MTP layers declared and none there": (
+        arguments("MiniMaxM2", "full"),
+        {
+            "rotary_percent": 0.5, "rotary_base": 5000000, "moe_router_score_function": "sigmoid", "qk_layernorm": True,
+            "moe_router_enable_expert_bias": True, "moe_layer_freq": 1, "mtp_num_layers": None,
+        },
+    ),
+    "MiniMax-M2 in transformers' words": (
+        arguments("MiniMaxM2", rotary_dim=..., rope_theta=..., rope_parameters={"rope_theta": 5e6,
+            "rope_type": "default", "partial_rotary_factor": 0.4}),
+        {"rotary_percent": 0.4, "rotary_base": 5000000},
+    ),
+    "MiMo-V2-Flash": (  # transformers' window has the query's own key, sliding_window_size has not
+        arguments("MiMoV2Flash", "full", mtp_layers=3),
+        {
+            "window_size": (128, 0), "window_attn_skip_freq": [0, 1, 1, 1, 1, 0, *[1, 1, 1, 1, 1, 0] * 7],
+            "moe_layer_freq": [0] + [1] * 47, "num_query_groups": 4, "kv_channels": 192, "v_head_dim": 128,
+            "norm_epsilon": 1e-5, "rotary_percent": 0.334, "moe_router_topk_scaling_factor": 1.0, "mtp_num_layers": 3,
+        },
+    ),
+    "MiMo-V2-Flash in transformers' words": (
+        arguments("MiMoV2Flash", rms_norm_eps=2e-6),
+        {
+            "window_size": (8, 0), "window_attn_skip_freq": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1],
+            "norm_epsilon": 2e-6,
+        },
+    ),
+    "MiMo-V2-Flash, the published name of the epsilon": (
+        arguments("MiMoV2Flash", rms_norm_eps=..., layernorm_epsilon=3e-6), {"norm_epsilon": 3e-6}
+    ),
+    "openPangu": (
+        arguments("PanguUltraMoE", "full", mtp_layers=1),
+        {
+            "moe_layer_freq": [0] * 3 + [1] * 58, "moe_router_enable_expert_bias": False, "rotary_base": 25600000,
+            "moe_router_topk_scaling_factor": 2.5, "q_lora_rank": 1536, "qk_head_dim": 128, "mtp_num_layers": 1,
+        },
+    ),
+    "openPangu with a bias in its router": (
+        arguments("PanguUltraMoE", router_enable_expert_bias=True), {"moe_router_enable_expert_bias": True}
+    ),
     "MiMo": (arguments("MiMo", mtp_layers=2), {"add_qkv_bias": True, "mtp_num_layers": 2, "rotary_base": 640000}),
 }  # fmt: skip
 
@@ -108,6 +148,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "one MTP layer at several depths": ("ExaoneMoe", {"mtp_share_layers": True}, "mtp_share_layers = True"),
     "an MTP layer that attends to everything": ("ExaoneMoe", {"mtp_layer_types": [FULL]}, "mtp_layer_types"),
     "biases of Ling": ("BailingMoeV2", {"use_qkv_bias": True}, "use_qkv_bias = True"),
+    "norms of MiniMax-M2 per head": ("MiniMaxM2", {"qk_norm_type": "per_head"}, "qk_norm_type = 'per_head'"),
+    "heads of sliding layers of another size": ("MiMoV2Flash", {"swa_head_dim": 8}, "swa_head_dim = 8"),
+    "value heads of sliding layers of another size": ("MiMoV2Flash", {"swa_v_head_dim": 8}, "swa_v_head_dim = 8"),
+    "sinks in full layers": (
+        "MiMoV2Flash",
+        {"add_full_attention_sink_bias": True},
+        "add_full_attention_sink_bias = True",
+    ),
+    "other shares of a head rotated": (
+        "MiMoV2Flash",
+        {"rope_parameters": {FULL: {"partial_rotary_factor": 0.5}, SLIDING: {"partial_rotary_factor": 0.25}}},
+        "partial_rotary_factor = 0.5",
+    ),
+    "openPangu without its norms": ("PanguUltraMoE", {"sandwich_norm": False}, "sandwich_norm = False"),
+    "openPangu rotated in halves": ("PanguUltraMoE", {"rope_interleave": False}, "rope_interleave = False"),
     "MTP behind a dense layer": ("HYV3", {"mlp_layer_types": ["dense", "sparse", "dense"]}, "mlp_layer_types"),
 }
 
@@ -126,6 +181,10 @@ def test_what_megatron_cannot_compute_is_refused_by_key_and_value(name: str) -> 
         ("GptOss", {"layer_types": ...}, "no layer_types"),
         ("GptOss", {"layer_types": [FULL]}, "lists 1 layers"),
         ("Glm4MoeLite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types lists 1 layers"),
+        ("MiMoV2Flash", {"layer_types": ..., "hybrid_layer_pattern": [0, 1, 2, 0]}, "of kinds .*'2'"),
+        ("MiMoV2Flash", {"layer_types": ...}, "no layer_types"),
+        ("MiMoV2Flash", {"mlp_layer_types": ..., "moe_layer_freq": 1}, "moe_layer_freq is 1, no list"),
+        ("MiMoV2Flash", {"mlp_layer_types": ["dense"]}, r"mlp_layer_types is \['dense'\], no list"),
     ],
 )
 def test_lists_that_do_not_fit(architecture: str, changes: dict[str, Any], words: str) -> None:

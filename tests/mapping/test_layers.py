@@ -78,6 +78,7 @@ def test_earlier_names_and_operations_from_left_to_right() -> None:
         ("most layers", {}, MappingError, "'most layers' selects no layers"),
         ("x minus every(2, 0)", {}, MappingError, "'x' selects no layers"),  # a name is no name of itself
         ("every(2)", {}, MappingError, "'every(2)' selects no layers"),
+        ("where(kinds == full)", {}, MappingError, "selects no layers"),
         ("where(layer_types)", {}, MappingError, "selects no layers"),
         ("", {}, MappingError, "'' selects no layers"),
     ],
@@ -85,6 +86,13 @@ def test_earlier_names_and_operations_from_left_to_right() -> None:
 def test_refusal(selector: str, config: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         chosen({"x": selector}, **config)
+
+
+def test_a_list_of_numbers() -> None:
+    """vLLM's mimo_v2_flash.py: 1 for a layer that slides, 1 for a layer with experts."""
+    assert chosen({"x": "where(pattern == 1)"}, pattern=[0, 1, 1, 0, 1]) == [1, 2, 4]
+    assert chosen({"x": 'where(kinds == "a") else where(pattern == 0)'}, pattern=[0, 1, 1, 0]) == [0, 3]
+    assert chosen({"x": 'where(pattern == "1")'}, pattern=[0, 1]) == []  # a text is no number
 
 
 @pytest.mark.parametrize("selector", ["most layers", "x minus", "every(2, )", "a minus in(b", "every(2+,1)"])

@@ -30,6 +30,13 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
     "layers in unknown words": ('["0", "mtp_layers"]', '"most"', "'most' selects no layers", "[layers] mtp"),
     "mtp unknown key": ("[mtp]", "[mtp]\nfoo = 1", "unknown keys foo", "[mtp]"),
     "mtp without count": ('count = ["num_nextn_predict_layers"]', "", "'count' names no config key", "[mtp]"),
+    "mtp count and no count": (
+        "[mtp]",
+        '[mtp]\nno_count = "x"',
+        "names config keys, and 'no_count' says that",
+        "[mtp]",
+    ),
+    "mtp known absent": ("[mtp]", '[mtp]\nknown_absent = "x"', "'present' has nothing to name", "[mtp]"),
     "mtp count a text": ('["num_nextn_predict_layers"]', '"num_nextn"', "array of texts", "[mtp] count"),
     "mtp without present": ('present = "model.layers.{num_hidden_layers+i}."', "", "'present' is missing", "[mtp]"),
     "mtp present without i": (
