@@ -13,6 +13,7 @@ from mtpconvert.mapping.closest import by_name, by_tensors, patterns
 from mtpconvert.mapping.load import load_mapping
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.refusals import refuse
+from mtpconvert.mapping.spelling import spelled
 
 
 @cache
@@ -59,11 +60,12 @@ def mapping_for(
 ) -> Mapping:
     """The mapping for a model's config.json: ``file`` if given, else the shipped one of its architecture.
 
-    ``names``: the model's HF tensors, where they are known. Raises NotRepresentableError for what Megatron cannot hold
-    (``refused``) and for an unknown architecture, ConfigError where none is named.
+    ``names``: the model's HF tensors, where they are known; the mapping speaks of them in their own spelling then.
+    Raises NotRepresentableError for what Megatron cannot hold (``refused``) and for an unknown architecture,
+    CheckpointError for names in two spellings, ConfigError where no architecture is named.
     """
     if file is not None:
-        return load(file)
+        return spelled(load(file), names)
     found = config.get("architectures")
     architecture = found[0] if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str) else None
     refuse(config, names, mapped=architecture in architectures(), drop_mtp=drop_mtp)
@@ -73,7 +75,7 @@ def mapping_for(
             where="config.json: architectures",
             next_step="correct config.json, or pass --mapping FILE",
         )
-    return load(file_of(architecture, names))
+    return spelled(load(file_of(architecture, names)), names)
 
 
 def load(file: Path) -> Mapping:

@@ -12,6 +12,7 @@ from mtpconvert.mapping.dialect import load_dialect
 from mtpconvert.mapping.layers import Selector, check_selector
 from mtpconvert.mapping.load_rows import load_rows
 from mtpconvert.mapping.model import Mapping, MtpRule, Place, Row
+from mtpconvert.mapping.spelling import load_spellings
 from mtpconvert.mapping.toml_values import (
     BRACES,
     expression,
@@ -30,6 +31,7 @@ SCHEMA = 1
 _TOP_KEYS = {
     "schema", "architecture", "mcore_model", "evidence", "include", "dims", "defaults", "layers", "place", "rows",
     "variants", "mtp", "arguments", "unsupported", "dialect", "text", "passthrough",
+    "spelling",
 }  # fmt: skip
 _PRESENT = re.compile(r"[^{}]*\{(?:[A-Za-z_][\w.]*\+)?i\}[^{}]*")
 
@@ -77,6 +79,7 @@ def load_mapping(file: Path, shared: Path | None = None) -> Mapping:
         dialect=load_dialect(file, table["dialect"]) if "dialect" in table else None,
         text=optional_text(file, "top level", table, "text"),
         passthrough=texts_of(table.get("passthrough", []), file, "passthrough"),
+        spellings=load_spellings(file, table.get("spelling", []), places, variants),
     )
 
 

@@ -76,9 +76,17 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
+class Spelling:
+    """Other prefixes of HF names. ``prefixes``: (the mapping's own, what stands in its place)."""
+
+    prefixes: tuple[tuple[str, str], ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Mapping:
     """``text``: key of the config that holds the language model's. ``passthrough``: prefixes of HF tensors of other
-    parts of the model, which are set aside and come back."""
+    parts of the model, which are set aside and come back. ``spellings``: how else the HF names may begin."""
 
     file: Path
     architecture: str
@@ -96,6 +104,7 @@ class Mapping:
     dialect: Dialect | None = None
     text: str | None = None
     passthrough: tuple[str, ...] = ()
+    spellings: tuple[Spelling, ...] = ()
 
     def scope(self, config: MappingOf[str, Any], symbols: MappingOf[str, int] | None = None) -> Scope:
         """Where names of the mapping are looked up: the config of the language model, where another one holds it.

@@ -148,8 +148,8 @@ def exaone_mtp(config: Config, trunk: Shapes, depth: int) -> Shapes:
     return layer | dict.fromkeys(norms, (hidden,)) | {"mtp.fc.weight": (hidden, 2 * hidden)}
 
 
-def beside_vision(config: Config) -> Shapes:
-    """What ``save_pretrained`` writes for a model of text and images."""
+def beside_vision(config: Config, saved: bool = True) -> Shapes:
+    """What ``save_pretrained`` writes for a model of text and images; not ``saved``: the names of its modules."""
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
     from transformers.core_model_loading import revert_weight_conversion
@@ -159,7 +159,8 @@ def beside_vision(config: Config) -> Shapes:
     with quiet_transformers(), torch.device("meta"):
         auto: Any = AutoModelForImageTextToText
         model = auto.from_config(AutoConfig.for_model(**config))
-        tensors = revert_weight_conversion(model, dict(model.state_dict()))
+        tensors = dict(model.state_dict())
+        tensors = revert_weight_conversion(model, tensors) if saved else tensors
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
