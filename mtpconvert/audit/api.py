@@ -22,7 +22,7 @@ from mtpconvert.audit.plan import Plan, make_plan, missing_findings
 from mtpconvert.audit.quantised import check_quantisation
 from mtpconvert.audit.readers.headers import Seen
 from mtpconvert.audit.readers.opening import open_side
-from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.readers.side import Side, same_tensors
 from mtpconvert.audit.repeated_rows import check_repeated_rows
 from mtpconvert.audit.report_model import Report, SideSummary, TensorState
 from mtpconvert.audit.sidefiles import check_remote_code, check_side_files
@@ -128,9 +128,8 @@ def _descriptions(one: Side, two: Side) -> tuple[Description, Description]:
 
 def _alike(one: Side, two: Side) -> bool:
     """Whether names, shapes, dtypes, config and arguments are the same: what is worked out from them is, too."""
-    return (one.kind, one.config, one.arguments) == (two.kind, two.config, two.arguments) and (
-        one.inventory == two.inventory
-    )
+    said = (one.kind, one.config, one.arguments) == (two.kind, two.config, two.arguments)
+    return said and same_tensors(one, two)
 
 
 def _of_right(findings: list[Finding]) -> list[Finding]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from itertools import islice, pairwise
 from typing import Any
 
 from mtpconvert.audit.drafts import MTP, counts_of, number_of
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import UNDECLARED_IS_USUAL, MtpLayers, count_keys, declared, trunk_layers
+from mtpconvert.audit.readers.names import EXPERTS, stems_of
 from mtpconvert.audit.readers.side import Side
 
 _MOST_LOST = 100  # layers without a tensor that are named; a count may be out of all proportion
@@ -20,8 +20,7 @@ _TRUNK = re.compile(
 
 def check_counts(side: Side, mtp: MtpLayers, base: Side | None = None) -> list[Finding]:
     """Every disagreement between what the config (or the arguments) counts and what the names count."""
-    stems = _stems(side)
-    found = [*_mtp_counts(side, mtp), *_layer_set(side, mtp, stems), *_expert_sets(side, stems), *_names(side)]
+    found = [*_mtp_counts(side, mtp), *_layer_set(side, mtp), *_expert_sets(side), *_names(side)]
     if side.is_huggingface:
         found += [*_layer_lists(side, mtp), *_vocabulary(side), *_dtype(side)]
         found += [] if mtp.kind.whole else _head(side)  # a draft model borrows its target's
@@ -101,21 +100,10 @@ def _changed_counts(base: Side, side: Side) -> list[Finding]:
     ]
 
 
-def _stems(side: Side) -> dict[str, set[str]]:
-    """Names up to ".experts.", with the numbers that stand there: a tenth of the names of a model with experts."""
-    stems: dict[str, set[str]] = defaultdict(set)
-    for name in side.inventory:
-        stem, experts, rest = name.partition(".experts.")
-        numbers = stems[stem]
-        if experts:
-            numbers.add(rest.partition(".")[0])
-    return stems
-
-
-def _layer_set(side: Side, mtp: MtpLayers, stems: dict[str, set[str]]) -> list[Finding]:
+def _layer_set(side: Side, mtp: MtpLayers) -> list[Finding]:
     """Trunk layers by name are 0 to n-1, and n is the config's."""
-    of_mtp = {name.partition(".experts.")[0] for name in mtp.all_names()}
-    numbers = {int(m["n"]) for stem in stems if stem not in of_mtp and (m := _TRUNK.match(stem + "."))}
+    of_mtp = stems_of(mtp.all_names())
+    numbers = {int(m["n"]) for stem in side.names.stems if stem not in of_mtp and (m := _TRUNK.match(stem + "."))}
     source = side.config if side.is_huggingface else side.arguments
     count = trunk_layers(source)
     if not numbers or count is None:
@@ -128,9 +116,13 @@ def _layer_set(side: Side, mtp: MtpLayers, stems: dict[str, set[str]]) -> list[F
     return [finding("layer-set", text, side=side.label)]
 
 
-def _expert_sets(side: Side, stems: dict[str, set[str]]) -> list[Finding]:
-    sets = {stem + ".experts": {int(n) for n in there if n.isdecimal()} for stem, there in stems.items() if there}
-    sets = {stem: numbers for stem, numbers in sets.items() if numbers}
+def _expert_sets(side: Side) -> list[Finding]:
+    sets: dict[str, set[int]] = {}
+    for stem, names in side.names.stems.items():
+        start = len(stem) + len(EXPERTS)
+        there = {name[start:].partition(".")[0] for name in names if name != stem}
+        if numbers := {int(number) for number in there if number.isdecimal()}:
+            sets[stem + ".experts"] = numbers
     wanted = max((len(numbers) for numbers in sets.values()), default=0)
     return [
         finding(
@@ -146,13 +138,13 @@ def _expert_sets(side: Side, stems: dict[str, set[str]]) -> list[Finding]:
 
 def _names(side: Side) -> list[Finding]:
     found: list[Finding] = []
-    mtp = [name for name in side.inventory if name.startswith("mtp.layers.")]
+    mtp = [members[0] for stem, members in side.names.stems.items() if stem.startswith("mtp.layers.")]
     if all(any(part in name for name in mtp) for part in (".transformer_layer.", ".mtp_model_layer.")):
         found.append(
             finding("spelling-mixed", "mtp.layers.* is spelt transformer_layer and mtp_model_layer", side=side.label)
         )
     repeated = []
-    if any(_repeats_segment(name) for name in side.templates()):
+    if any(_repeats_segment(name) for name in side.names.templates):
         repeated = [name for name in side.inventory if _repeats_segment(name)]
     if repeated:
         text = f"{len(repeated)} names repeat a path segment, the first is {repeated[0]}"
@@ -194,9 +186,9 @@ def _vocabulary(side: Side) -> list[Finding]:
     sizes = [level[key] for level in levels for key in keys if isinstance(level.get(key), int)]
     found: list[Finding] = []
     tables = ("embed_tokens.weight", "lm_head.weight", "word_embeddings.weight")
-    for name in [name for name in side.inventory if name.endswith(tables)]:
-        spec = side.inventory[name]
-        if len(spec.shape) != 2:
+    for name in [stem for stem in side.names.stems if stem.endswith(tables)]:  # no expert has a table
+        spec = side.inventory.get(name)
+        if spec is None or len(spec.shape) != 2:
             continue
         if sizes and spec.shape[0] not in sizes:
             few = spec.shape[0] < max(sizes)
@@ -219,7 +211,7 @@ def _padded_vocabulary(side: Side) -> list[Finding]:
 
 def _head(side: Side) -> list[Finding]:
     """Output head: stored, tied (flag at any level), or lost."""
-    words = side.templates()
+    words = side.names.templates
     names = [name for name in words if name.endswith(("lm_head.weight", "output.weight")) and "mtp" not in name]
     embedding = any(name.endswith(("embed_tokens.weight", "word_embeddings.weight")) for name in words)
     flags = [level["tie_word_embeddings"] for _, level in _levels(side.config or {}) if "tie_word_embeddings" in level]
@@ -236,7 +228,7 @@ def _dtype(side: Side) -> list[Finding]:
     names = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
     config = side.config or {}
     says = names.get(str(config.get("dtype") or config.get("torch_dtype") or ""))
-    stored = {spec.dtype for spec in side.inventory.values() if len(spec.shape) >= 2}
+    stored = {dtype for dtype, axes in side.names.dtypes if axes >= 2}
     if says is None or not stored or says in stored or "quantization_config" in config:
         return []
     return [

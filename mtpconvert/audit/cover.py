@@ -11,7 +11,7 @@ from mtpconvert.audit.pairs import fits
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.audit.segments import grid_groups
-from mtpconvert.tensors import Block
+from mtpconvert.tensors import Block, Box, Shape
 
 
 def other_part(side: Side) -> set[str]:
@@ -29,38 +29,39 @@ def check_cover(side: Side, placements: list[Placement]) -> tuple[list[Placement
 
     A tensor with a fault is left out as a whole: half a cover would compare numbers under a wrong meaning.
     """
-    alone: dict[str, Placement] = {}  # by tensor; most have one placement
+    first: dict[str, Placement] = {}  # by tensor; most have one placement
     several: dict[str, list[Placement]] = {}
+    parts: list[str] = []  # tensors that a placement holds less than all of
     findings: list[Finding] = []
     bad: set[str] = set()
     inventory = side.inventory
+    box: Box | None = None  # the last one seen to be all of its grid: neighbouring experts share both
+    grid: Shape | None = None
     for placement in placements:
-        name = placement.block.tensor
-        if name in alone:
-            several.setdefault(name, [alone[name]]).append(placement)
+        block = placement.block
+        name = block.tensor
+        if name in first:
+            several.setdefault(name, [first[name]]).append(placement)
         else:
-            alone[name] = placement
+            first[name] = placement
+        if block.box is not box or block.grid is not grid:
+            if block.box == tuple([(0, extent) for extent in block.grid]):
+                box, grid = block.box, block.grid
+            else:
+                parts.append(name)
         why = fits(placement, inventory)
         if why is not None and name not in bad:
             bad.add(name)
             if name in inventory:
                 text = f"{name}: the description of {placement.role.name} {why}"
                 findings.append(finding("role-overlap", text, side=side.label, tensor=name, role=placement.role.name))
-    for name in sorted(inventory.keys() - alone.keys() - other_part(side)):
+    for name in sorted(inventory.keys() - first.keys() - other_part(side)):
         text = f"{name}: no meaning is known for it, so it was not compared"
         findings.append(finding("role-unknown", text, side=side.label, tensor=name))
-    known: tuple[object, object] = (None, None)  # box and grid that are whole: neighbouring experts share theirs
-    for name, placement in alone.items():
-        block = placement.block
-        if name not in several:
-            if block.box is known[0] and block.grid is known[1]:
-                continue
-            if block.box == tuple([(0, extent) for extent in block.grid]):
-                known = block.box, block.grid
-                continue
+    for name in dict.fromkeys([*parts, *several]):
         if name in bad:
             continue
-        why = cover_fault([holder.block for holder in several.get(name, [placement])], inventory[name].shape)
+        why = cover_fault([holder.block for holder in several.get(name, [first[name]])], inventory[name].shape)
         if why is not None:
             bad.add(name)
             findings.append(finding("role-overlap", f"{name}: {why}", side=side.label, tensor=name))

@@ -68,9 +68,11 @@ def describe(side: Side, other: Side, told: dict[str, Any] | None = None) -> Des
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
         text = f"the config does not describe a model of this architecture ({error!r})"
         return Description(why_not=text, contradiction=_has_said(side))
-    there = [placement for placement in placements if placement.block.tensor in side.inventory]
-    absent = [p for p in placements if not p.copy and p.block.tensor not in side.inventory]
-    absent = [p for p in absent if p.block.tensor + BLOCKS not in side.inventory]  # there, as codes and scales
+    inventory = side.inventory
+    there = [placement for placement in placements if placement.block.tensor in inventory]
+    absent = [] if len(there) == len(placements) else [p for p in placements if p.block.tensor not in inventory]
+    absent = [p for p in absent if not p.copy]
+    absent = [p for p in absent if p.block.tensor + BLOCKS not in inventory]  # there, as codes and scales
     usable, findings = check_cover(side, there)
     return Description(usable, absent, findings, facts=facts, dialect=dialect)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.pairs import Pair
 from mtpconvert.audit.plan import Plan
-from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.readers.side import Side, same_tensors
 
 
 def check_dtypes(left: Side, right: Side, plan: Plan) -> list[Finding]:
     """One finding per right tensor whose dtype is not its source's. ``bits`` adds what it did to the values."""
     seen: dict[str, Finding] = {}
-    for name in plan.common if left.inventory != right.inventory else ():
+    for name in () if same_tensors(left, right) else plan.common:
         before, after = left.inventory[name].dtype, right.inventory[name].dtype
         if before != after:
             seen[name] = _changed(name, name, before, after)

@@ -45,7 +45,7 @@ def packed_of(side: Side) -> tuple[dict[str, Packed], list[Finding]]:
     block, path = _block_size(declared)
     mxfp4 = any(str(scheme.get("quant_method", "")).lower() == "mxfp4" for _, scheme in declared)
     unsized: list[str] = []
-    if not mxfp4 and "F8_E4M3" not in {spec.dtype for spec in side.inventory.values()}:
+    if not mxfp4 and not _has_fp8(side):
         return {}, []
     for name, spec in side.inventory.items():
         if spec.dtype == "F8_E4M3" and (scale := side.inventory.get(name + SCALE_INV)) is not None:
@@ -130,7 +130,7 @@ def decoded(side: Side, chosen: dict[str, Packed]) -> Side:
     broken = side.broken - gone | {one.name for one in chosen.values() if {one.codes, one.scales} & side.broken}
     home = {name: file for name, file in side.home.items() if name not in gone}
     home |= {one.name: side.home[one.codes] for one in chosen.values() if one.codes in side.home}
-    return replace(side, inventory=inventory, broken=broken, home=home, packed=chosen, stored=side, _templates=None)
+    return replace(side, inventory=inventory, broken=broken, home=home, packed=chosen, stored=side)
 
 
 def _plain_there(name: str, other: Side, others: dict[str, Packed]) -> bool:
@@ -151,7 +151,13 @@ def scales_of(side: Side) -> set[str]:
     return {one.scales for one in side.packed.values()}
 
 
+def _has_fp8(side: Side) -> bool:
+    return any(dtype == "F8_E4M3" for dtype, _ in side.names.dtypes)
+
+
 def without_scale(side: Side) -> set[str]:
     """FP8 weights of a decoded side beside which nothing says a scale."""
+    if not _has_fp8(side):
+        return set()
     inventory = (side.stored or side).inventory
     return {n for n, spec in side.inventory.items() if spec.dtype == "F8_E4M3" and n + SCALE_INV not in inventory}

@@ -9,10 +9,10 @@ from mtpconvert.audit.describe import Description
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import MtpLayers
 from mtpconvert.audit.pairs import Pair
-from mtpconvert.audit.readers.side import Side
+from mtpconvert.audit.readers.side import Side, same_tensors
 from mtpconvert.audit.roles.algebra import Placement
 from mtpconvert.errors import some
-from mtpconvert.tensors import whole
+from mtpconvert.tensors import Inventory, whole
 
 
 @dataclass(slots=True)
@@ -55,25 +55,12 @@ def make_plan(left: Side, right: Side, describe_left: Description, describe_righ
 
 def _same_framework(plan: Plan, left: Side, right: Side, one: Description, two: Description) -> None:
     here, there = left.inventory, right.inventory
-    alike = here == there
-    common: list[str] = []
-    if alike:
+    broken = left.broken | right.broken
+    if same_tensors(left, right):
         plan.matched.update(here)
-        common = [name for name in here if name not in left.broken and name not in right.broken]
-    for name, spec in here.items() if not alike else ():
-        other = there.get(name)
-        if other is None:
-            plan.missing.append(name)
-            continue
-        plan.matched.add(name)
-        if spec.shape != other.shape:
-            text = f"{name}: {list(spec.shape)} on the left, {list(other.shape)} on the right"
-            turned = "; transposed" if spec.shape == other.shape[::-1] else ""
-            plan.findings.append(finding("shape-mismatch", text + turned, side="both", tensor=name))
-        elif name not in left.broken and name not in right.broken:
-            common.append(name)
-    plan.unexpected = [name for name in there if name not in here]
-    plan.common = common
+        plan.common = [name for name in here if name not in broken] if broken else list(here)
+    else:
+        _by_name(plan, here, there, broken)
     if (plan.missing or plan.unexpected) and one.known and two.known:
         _other_layouts(plan, one, two)
     for description, side in ((one, left), (two, right)):
@@ -83,6 +70,22 @@ def _same_framework(plan: Plan, left: Side, right: Side, one: Description, two: 
             plan.findings += _incomplete(description, side.label, set(plan.missing) if side is right else set())
         else:
             plan.pairs += _tie_by_name(side)
+
+
+def _by_name(plan: Plan, here: Inventory, there: Inventory, broken: set[str]) -> None:
+    for name, spec in here.items():
+        other = there.get(name)
+        if other is None:
+            plan.missing.append(name)
+            continue
+        plan.matched.add(name)
+        if spec.shape != other.shape:
+            text = f"{name}: {list(spec.shape)} on the left, {list(other.shape)} on the right"
+            turned = "; transposed" if spec.shape == other.shape[::-1] else ""
+            plan.findings.append(finding("shape-mismatch", text + turned, side="both", tensor=name))
+        elif name not in broken:
+            plan.common.append(name)
+    plan.unexpected = [name for name in there if name not in here]
 
 
 def _tie_by_name(side: Side) -> list[Pair]:

@@ -54,7 +54,7 @@ def check_quantisation(side: Side, mtp: MtpLayers) -> list[Finding]:
         found.append(finding(code, message, side=side.label, tensor=tensor, **detail))
 
     declared = list(schemes(side.config or {}))
-    small = not _SMALL.isdisjoint({spec.dtype for spec in side.inventory.values()})
+    small = not _SMALL.isdisjoint({dtype for dtype, _ in side.names.dtypes})
     ends = "\n".join(side.inventory) + "\n"  # one search of all names for each ending
     if not declared and not small and not any(f"{ending}\n" in ends for ending in (*_PACKED, *_SCALES)):
         return []

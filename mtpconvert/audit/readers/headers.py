@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.audit.findings import Finding, finding
-from mtpconvert.tensors import DTYPE_BITS, TensorSpec
+from mtpconvert.tensors import DTYPE_BITS, Inventory, TensorSpec
 
 _LARGEST_HEADER = 100_000_000  # tensor.rs: MAX_HEADER_SIZE
 
@@ -34,14 +34,46 @@ class Header:
 
 
 @dataclass(slots=True)
+class Shards:
+    """What the headers of all files of a side say, by file name. ``home``: the file of each tensor; ``twice``: (tensor,
+    file, file) of those that stand in two. May stand for both sides: it is not to be changed."""
+
+    headers: dict[str, Header]
+    inventory: Inventory = field(default_factory=dict)
+    home: dict[str, str] = field(default_factory=dict)
+    twice: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for file, header in self.headers.items():
+            self.twice += [(tensor, self.home[tensor], file) for tensor in header.specs.keys() & self.home.keys()]
+            self.inventory.update(header.specs)
+            self.home.update(dict.fromkeys(header.specs, file))
+
+    @property
+    def nbytes(self) -> int:
+        if self.twice:
+            return sum(spec.nbytes for spec in self.inventory.values())
+        return sum(header.nbytes for header in self.headers.values())
+
+
+@dataclass(slots=True)
 class Seen:
-    """What the files of one side said, for those of the other that say the same: not parsed again.
+    """What the files of one side said, for those of the other that say the same: not worked out again.
 
     ``headers``: flawless ones, by their bytes and their file's size. ``indexes``: by their bytes.
     """
 
     headers: dict[tuple[bytes, int], Header] = field(default_factory=dict)
     indexes: dict[bytes, Any] = field(default_factory=dict)
+    shards: Shards | None = None
+
+    def joined(self, headers: dict[str, Header]) -> Shards:
+        """The headers of a side together: those of the side before where every one is the same."""
+        before = {} if self.shards is None else self.shards.headers
+        alike = headers.keys() == before.keys() and all(headers[name] is before[name] for name in headers)
+        if self.shards is None or not alike:
+            self.shards = Shards(headers)
+        return self.shards
 
 
 def read_header(path: Path, side: str, seen: Seen | None = None) -> Header:
@@ -99,9 +131,8 @@ def _repeated(raw: bytes) -> list[str]:
 
 
 def _layout(header: Header, table: dict[str, Any], base: int, size: int, fault: Any) -> None:
-    spans: list[tuple[int, int, str]] = []
     specs, starts = header.specs, header.starts
-    position, ordered = 0, True
+    position, nbytes, ordered = 0, 0, True
     for name, entry in table.items():
         try:
             shape = tuple(entry["shape"])
@@ -117,15 +148,18 @@ def _layout(header: Header, table: dict[str, Any], base: int, size: int, fault: 
         if length * 8 != bits:
             fault("file-layout", f"{name}: {length} bytes for {dtype} {list(shape)}, which takes {bits // 8}", name)
             header.broken.add(name)
-        ordered = ordered and begin == position <= end
+        if begin != position or end < begin:
+            ordered = False
         position = end
-        spans.append((begin, end, name))
-        header.nbytes += bits // 8
-    if not ordered or base + position > size:
+        nbytes += bits // 8
+    header.nbytes = nbytes
+    spans: list[tuple[int, int, str]] = []  # only for a header not seen to be whole; in most, each tensor begins where
+    if not ordered or base + position > size:  # the one before it ends
+        spans = sorted((*table[name]["data_offsets"], name) for name in specs)
         position = _in_order(header, spans, base, size, fault)
     expected = base + position
     if size < expected:
-        first = next(name for begin, end, name in sorted(spans) if base + end > size)
+        first = next(name for begin, end, name in spans if base + end > size)
         count = len(header.broken)
         fault(
             "file-truncated",
@@ -137,10 +171,9 @@ def _layout(header: Header, table: dict[str, Any], base: int, size: int, fault: 
 
 
 def _in_order(header: Header, spans: list[tuple[int, int, str]], base: int, size: int, fault: Any) -> int:
-    """Where the last tensor ends; tensors that overlap, leave holes or are cut off. For a header not seen to be whole:
-    in most, each tensor begins where the one before it in the header ends."""
+    """Where the last of ``spans`` (begin, end, name) ends; tensors that overlap, leave holes or are cut off."""
     position = 0
-    for begin, end, name in sorted(spans):
+    for begin, end, name in spans:
         if base + end > size:
             header.broken.add(name)
         if begin != position:

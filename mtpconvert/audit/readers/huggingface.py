@@ -38,20 +38,17 @@ def open_huggingface(root: Path, label: str, seen: Seen | None = None) -> Side:
     findings: list[Finding] = []
     seen = seen or Seen()
     headers = {name: read_header(root / name, label, seen) for name in names}
-    homes: dict[str, str] = {}
-    side = Side(label, root, "huggingface", _layout(names), {}, [root / name for name in names], lambda name: ())
-    for name, header in headers.items():
+    shards = seen.joined(headers)
+    files = [root / name for name in names]
+    side = Side(label, root, "huggingface", _layout(names), shards.inventory, files, lambda name: ())
+    for header in headers.values():
         findings += header.findings
         side.broken |= header.broken
-        for tensor in header.specs.keys() & homes.keys():
-            text = f"{tensor} stands in {homes[tensor]} and in {name}"
-            findings.append(finding("name-duplicate", text, side=label, tensor=tensor))
-        side.inventory.update(header.specs)
-        homes.update(dict.fromkeys(header.specs, name))
-    side.home = homes
-    side.bytes_total = sum(header.nbytes for header in headers.values())
-    if any(found.code == "name-duplicate" for found in findings):
-        side.bytes_total = sum(spec.nbytes for spec in side.inventory.values())
+    for tensor, file, other in shards.twice:
+        text = f"{tensor} stands in {file} and in {other}"
+        findings.append(finding("name-duplicate", text, side=label, tensor=tensor))
+    side.home = shards.home
+    side.bytes_total = shards.nbytes
     starts = {name: (number, header.starts) for number, (name, header) in enumerate(headers.items())}
     side.locate = partial(_locate, side, starts)
     findings += _shard_sets(names, label)

@@ -86,6 +86,11 @@ def _arguments(model: dict[str, Any]) -> dict[str, Any]:
         known.pop("num_query_groups", None)
     if isinstance(gated := model.get("gated_linear_unit"), bool) and (function := _function(model)):
         known["swiglu"] = gated and function == "silu"
+    tokens, multiple = model.get("vocab_size"), 1
+    if model.get("should_pad_vocab") is True:  # models/gpt_provider.py: provide
+        multiple = model.get("make_vocab_size_divisible_by", 0) * model.get("tensor_model_parallel_size", 0)
+    if isinstance(tokens, int) and multiple:
+        known["padded_vocab_size"] = tokens + -tokens % multiple
     return known
 
 

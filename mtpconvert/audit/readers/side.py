@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mtpconvert.audit.findings import Finding
+from mtpconvert.audit.readers.names import Names
 from mtpconvert.tensors import DTYPE_BITS, Box, Inventory, Shape
-
-_NO_DIGITS = {ord(digit): "#" for digit in "0123456789"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +79,22 @@ class Side:
     bytes_total: int = 0
     packed: dict[str, Packed] = field(default_factory=dict)
     stored: Side | None = None
-    _templates: list[str] | None = None
+    _names: Names | None = None
 
-    def templates(self) -> list[str]:
-        """One name for each set of names that differ in their numbers only, for checks that read names as words.
-
-        Of experts only those of number 0: the others differ from it by their number, or another check says so.
-        """
-        if self._templates is None:
-            names = [name for name in self.inventory if ".experts." not in name or ".experts.0." in name]
-            self._templates = list({name.translate(_NO_DIGITS): name for name in reversed(names)}.values())
-        return self._templates
+    @property
+    def names(self) -> Names:
+        if self._names is None or self._names.inventory is not self.inventory:
+            self._names = Names(self.inventory)
+        return self._names
 
     @property
     def is_huggingface(self) -> bool:
         return self.kind == "huggingface"
+
+
+def same_tensors(one: Side, two: Side) -> bool:
+    """Whether names, shapes and dtypes are the same."""
+    return one.inventory is two.inventory or one.inventory == two.inventory
 
 
 def itemsize(dtype: str) -> int:
