@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mtpconvert.convert.argument_check import compare_arguments
 from mtpconvert.convert.arguments import Plain, megatron_arguments, mtp_spec_layer
 from mtpconvert.errors import ConfigError, NotRepresentableError
 from mtpconvert.mapping.catalogue import file_of, load, sample_configs
@@ -82,6 +83,43 @@ GIVEN: dict[str, tuple[dict[str, Plain], dict[str, Plain]]] = {
         arguments("BailingMoeV2", "full"),
         {"rotary_percent": 0.5, "moe_router_num_groups": 8, "moe_router_group_topk": 4, "qk_layernorm": True},
     ),
+    "Gemma 2: every second layer is full, by its class": (
+        arguments("Gemma2", "full"),
+        {
+            "window_size": (4095, 0), "window_attn_skip_freq": [1, 0] * 21, "apply_layernorm_1p": True, "swiglu": False,
+            "openai_gelu": True, "rotary_base": 10000, "untie_embeddings_and_output_weights": False, "kv_channels": 256,
+        },
+    ),
+    "Gemma 3: every sixth, by a key": (
+        arguments("Gemma3", "full"),
+        {"window_size": (511, 0), "window_attn_skip_freq": [1, 1, 1, 1, 1, 0] * 4 + [1, 1], "qk_layernorm": True},
+    ),
+    "Gemma 3: by a list": (arguments("Gemma3"), {"window_size": (4, 0), "window_attn_skip_freq": [1, 1, 0]}),
+    "GLM-4": (
+        arguments("Glm4", "full"),
+        {"rotary_interleaved": True, "rotary_percent": 0.5, "add_qkv_bias": True, "add_bias_linear": False},
+    ),
+    "GLM-4-32B": (arguments("Glm4", attention_bias=False), {"add_qkv_bias": False, "rotary_percent": 0.4}),
+    "OLMo 2": (arguments("Olmo2", "full"), {"rotary_base": 500000, "qk_layernorm": True, "num_query_groups": 32}),
+    "OLMo 2 without groups": (arguments("Olmo2", num_key_value_heads=...), {"num_query_groups": 6}),
+    "OLMo 3: every fourth, by its class": (
+        arguments("Olmo3", "full", layer_types=...),
+        {"window_size": (4095, 0), "window_attn_skip_freq": [1, 1, 1, 0] * 8},
+    ),
+    "OLMo 3 without YaRN": (
+        arguments("Olmo3", "full", rope_scaling=...), {"rotary_base": 500000, "position_embedding_type": "rope"}
+    ),
+    "Mellum 2": (
+        arguments("Mellum", "full", mtp_layers=1),
+        {
+            "window_size": (1023, 0), "window_attn_skip_freq": [1, 1, 1, 0] * 7, "moe_layer_freq": [1] * 28,
+            "moe_router_pre_softmax": False, "num_experts": 64, "mtp_num_layers": 1,
+        },
+    ),
+    "Mellum 2 with one base": (
+        arguments("Mellum", rope_parameters=dict.fromkeys((FULL, SLIDING), {"rope_theta": 5e5, "rope_type": "default"})),
+        {"rotary_base": 500000},
+    ),
     "MiniMax-M2: a number of rotated dims; three MTP layers declared and none there": (
         arguments("MiniMaxM2", "full"),
         {
@@ -132,6 +170,26 @@ def test_what_the_config_says(name: str) -> None:
     assert {key: found[key] for key in wanted} == wanted
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("Gemma3", {}),
+        ("Gemma3", {"rope_parameters": ..., "rope_theta": 1e6, "rope_local_base_freq": 1e4}),
+        ("Gemma3", {"rope_parameters": ...}),  # Gemma3TextConfig.default_theta has two
+        ("Olmo3", {}),
+        ("Olmo3", {"rope_parameters": ..., "rope_scaling": {"type": "yarn", "factor": 8.0}}),
+        ("Mellum", {}),
+        ("Mellum", {"rope_parameters": ...}),
+    ],
+)
+def test_two_ways_to_rotate_are_no_rotary_base(architecture: str, changes: dict[str, Any]) -> None:
+    found = arguments(architecture, **changes)
+    assert found["position_embedding_type"] == "rope"
+    assert not found.keys() & {"rotary_base", "rotary_scaling_factor", "rotary_seq_len_interpolation_factor"}
+    compared = compare_arguments(found, found)  # a checkpoint that carries what was written
+    assert (compared.problems, compared.unchecked) == ([], [])
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     # 6 experts from 3 of 8 groups: Megatron ranks a group by its 6 // 3 best, the model by its best
     "DeepSeek-V2, 236B": (
@@ -148,6 +206,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "one MTP layer at several depths": ("ExaoneMoe", {"mtp_share_layers": True}, "mtp_share_layers = True"),
     "an MTP layer that attends to everything": ("ExaoneMoe", {"mtp_layer_types": [FULL]}, "mtp_layer_types"),
     "biases of Ling": ("BailingMoeV2", {"use_qkv_bias": True}, "use_qkv_bias = True"),
+    "Gemma without a causal mask": (
+        "Gemma3",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention = True",
+    ),
+    "Gemma by another GELU": ("Gemma2", {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
+    "biases of OLMo": ("Olmo2", {"attention_bias": True}, "attention_bias = True"),
     "norms of MiniMax-M2 per head": ("MiniMaxM2", {"qk_norm_type": "per_head"}, "qk_norm_type = 'per_head'"),
     "heads of sliding layers of another size": ("MiMoV2Flash", {"swa_head_dim": 8}, "swa_head_dim = 8"),
     "value heads of sliding layers of another size": ("MiMoV2Flash", {"swa_v_head_dim": 8}, "swa_v_head_dim = 8"),
@@ -180,6 +245,8 @@ def test_what_megatron_cannot_compute_is_refused_by_key_and_value(name: str) -> 
     [
         ("GptOss", {"layer_types": ...}, "no layer_types"),
         ("GptOss", {"layer_types": [FULL]}, "lists 1 layers"),
+        ("Gemma2", {"layer_types": [FULL]}, "lists 1 layers"),
+        ("Gemma3", {"rope_parameters": {FULL: 7}}, "rope_parameters is"),
         ("Glm4MoeLite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types lists 1 layers"),
         ("MiMoV2Flash", {"layer_types": ..., "hybrid_layer_pattern": [0, 1, 2, 0]}, "of kinds .*'2'"),
         ("MiMoV2Flash", {"layer_types": ...}, "no layer_types"),
