@@ -156,7 +156,7 @@ class _Run:
                     read += part.nbytes
             if self._writer.wants_crc:
                 crc = crc32(window, crc)
-            _write(self._writer, task.chunk.file, window, task.chunk.offset + start)
+            self._writer.write(task.chunk.file, window, task.chunk.offset + start)
             if stop - flushed >= _WRITEBACK:
                 self._writer.write_back(task.chunk.file, task.chunk.offset + flushed, stop - flushed)
                 flushed = stop
@@ -180,7 +180,3 @@ class _Run:
             chunks = self._reader.chunks(name)
             self._source_chunks[name] = ByFirstAxis((c.box[0] if c.box else (0, 1), c) for c in chunks)
         return self._source_chunks[name]
-
-
-def _write(writer: Writer, file: int, window: memoryview, offset: int) -> None:
-    writer.write(file, window, offset)

@@ -14,7 +14,7 @@ from mtpconvert.codecs import fp8_block, mxfp4
 from mtpconvert.codecs.fp8_block import Blocks
 from mtpconvert.errors import CheckpointError, ConfigError, MtpConvertError, NotRepresentableError, some
 from mtpconvert.mapping.model import Mapping as MappingFile
-from mtpconvert.tensors import Inventory, TensorSpec
+from mtpconvert.tensors import Inventory, TensorSpec, inventory_of
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 _FP8 = "F8_E4M3"
@@ -49,8 +49,7 @@ class Packing:
         """``stored`` as the mapping sees it, in its order: a packed tensor where its codes are, no scales."""
         by_codes = {packed.codes.name: packed.spec for packed in self.tensors.values()}
         scales = {packed.scales.name for packed in self.tensors.values()}
-        seen = (by_codes.get(name, spec) for name, spec in stored.items() if name not in scales)
-        return {spec.name: spec for spec in seen}
+        return inventory_of(by_codes.get(name, spec) for name, spec in stored.items() if name not in scales)
 
     def only(self, names: Iterable[str]) -> Packing:
         """The packing of some of the tensors."""
@@ -63,7 +62,7 @@ class Packing:
     def stored(self, names: Iterable[str]) -> Inventory:
         """What packed tensors among ``names`` are stored as."""
         parts = (self.tensors[name] for name in names if name in self.tensors)
-        return {spec.name: spec for packed in parts for spec in (packed.codes, packed.scales)}
+        return inventory_of(spec for packed in parts for spec in (packed.codes, packed.scales))
 
 
 def packing_of(config: Mapping[str, Any], stored: Inventory, where: str) -> Packing:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from mtpconvert.convert import execute, to_hf, to_mcore
 from mtpconvert.convert.window import Gatherer
+from mtpconvert.stores.durable import TargetFiles
 from tests.support.fault_model import ALL, GQA, MLA, NO_EXPERTS, NO_GROUPS, NO_MTP, Fault, Patch
 from tests.support.sabotage import change_tensor
 
@@ -83,26 +84,30 @@ def spoil(match: str, action: Callable[[memoryview], None] | None) -> Patch:
 
 
 def writes(match: str, written: Callable[[Any, Any], Any] | None = None, crc: int = 0) -> Patch:
-    """``written(real, arguments)`` instead of the write of matching tensors; ``crc`` is XORed to their checksum."""
+    """``written(real, arguments)`` instead of the write of matching tensors; ``crc`` is XORed to their checksum.
+
+    The executor hands over memoryviews; what a writer adds of its own (headers, directories) is bytes.
+    """
 
     @contextmanager
     def plant() -> Iterator[None]:
         current = threading.local()
-        move, write, crc32 = execute._Run._move, execute._write, execute.crc32
+        move, write, crc32 = execute._Run._move, TargetFiles.write, execute.crc32
 
         def _move(self: Any, task: Any, *more: Any) -> None:
             current.hit = task.name.endswith(match)
             move(self, task, *more)
 
-        def _write(*arguments: Any) -> None:
-            if current.hit and written is not None:
+        def write_or_not(*arguments: Any) -> None:
+            _, _, content, _ = arguments
+            if written is not None and isinstance(content, memoryview) and current.hit:
                 written(write, arguments)
             else:
                 write(*arguments)
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(execute._Run, "_move", _move))
-            stack.enter_context(patch(f"{EXECUTE}._write", _write))
+            stack.enter_context(patch.object(TargetFiles, "write", write_or_not))
             stack.enter_context(patch(f"{EXECUTE}.crc32", lambda *a: crc32(*a) ^ (crc if current.hit else 0)))
             yield
 
@@ -146,8 +151,8 @@ def negate(data: memoryview) -> None:
 
 
 def half_only(write: Any, arguments: Any) -> None:
-    writer, file, window, offset = arguments
-    write(writer, file, window[: len(window) // 2], offset)
+    files, file, window, offset = arguments
+    write(files, file, window[: len(window) // 2], offset)
 
 
 def never(write: Any, arguments: Any) -> None:
@@ -155,8 +160,8 @@ def never(write: Any, arguments: Any) -> None:
 
 
 def two_bytes_late(write: Any, arguments: Any) -> None:
-    writer, file, window, offset = arguments
-    write(writer, file, window[:-2], offset + 2)
+    files, file, window, offset = arguments
+    write(files, file, window[:-2], offset + 2)
 
 
 def arguments(change: Callable[[dict[str, Any]], Any]) -> Patch:

@@ -14,7 +14,7 @@ from typing import Any
 from mtpconvert.errors import CheckpointError, some
 from mtpconvert.garbage import no_gc
 from mtpconvert.stores.safetensors.header import Header, damaged, parse_json_object
-from mtpconvert.tensors import Inventory, TensorSpec
+from mtpconvert.tensors import Inventory, TensorSpec, inventory_of
 
 INDEX_NAME = "model.safetensors.index.json"  # transformers/utils/__init__.py: SAFE_WEIGHTS_INDEX_NAME
 SINGLE_NAME = "model.safetensors"  # SAFE_WEIGHTS_NAME
@@ -89,7 +89,7 @@ class SafetensorsLayout:
 
     def inventory(self) -> Inventory:
         with no_gc():
-            return {name: spec for name, (_, spec, _) in self.places.items()}
+            return inventory_of(spec for shard in self.shards for spec in shard.header.specs)
 
     @property
     def total_size(self) -> int:
