@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mtpconvert.audit.api import audit
-from mtpconvert.audit.computed import contradictions
+from mtpconvert.audit.computed import contradictions, rotates_adjacent
 from tests.support.handmade import megatron_args, megatron_arrays, read_arrays, write_torch_dist
 from tests.support.tiny import write_tiny
 
@@ -37,7 +37,15 @@ QWEN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}, "n
 QWEN_ARGS = {"rotary_base": 1000000, "position_embedding_type": "rope", "use_rope_scaling": False, "num_experts": 128,
              "moe_router_score_function": "softmax", "moe_router_pre_softmax": False,
              "moe_router_topk_scaling_factor": None, "moe_router_num_groups": None}  # fmt: skip
-MODELS = {"deepseek": (DEEPSEEK_ARGS, DEEPSEEK), "llama": (LLAMA_ARGS, LLAMA), "qwen": (QWEN_ARGS, QWEN)}
+# GLM-4's own, which no example trains
+GLM = {
+    "model_type": "glm4",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+GLM_ARGS = {"rotary_base": 10000, "rotary_percent": 0.5, "rotary_interleaved": True, "use_rope_scaling": False}
+MODELS = {
+    "deepseek": (DEEPSEEK_ARGS, DEEPSEEK), "llama": (LLAMA_ARGS, LLAMA), "qwen": (QWEN_ARGS, QWEN), "glm": (GLM_ARGS, GLM),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -52,6 +60,7 @@ def test_what_agrees_is_silent(model: str) -> None:
 @pytest.mark.parametrize(
     ("model", "arguments", "config", "found"),
     [
+        ("glm", {"rotary_interleaved": False}, {}, "rotary_interleaved"),
         ("deepseek", {"rotary_base": 50000}, {}, "rotary_base"),
         ("deepseek", {"rotary_scaling_factor": 1.0}, {}, "rope_type"),
         ("deepseek", {"rope_type": "rope"}, {}, "rope_type"),
@@ -112,3 +121,37 @@ def test_an_audit_across_frameworks_reports_them_with_their_key(tmp_path: Path) 
     (hf / "config.json").write_text(json.dumps(config))
     found = audit(hf, tmp_path / "mc", level="headers").findings
     assert {f.detail["key"] for f in found if f.code == "argument-mismatch"} == set(said)
+
+
+@pytest.mark.parametrize(("family", "adjacent"), [("glm4", True), ("llama", False)])
+def test_which_dims_rotate_together_is_what_transformers_own_model_does(family: str, adjacent: bool) -> None:
+    """Scores are unmoved where the pairs of queries and of keys are turned by one more angle each, and only then."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 20, "head_dim": 8}
+    config = AutoConfig.for_model(family, **sizes, num_attention_heads=2, num_key_value_heads=1, pad_token_id=0,
+                                  attention_bias=False, rope_parameters={"rope_type": "default", "rope_theta": 100.0,
+                                                                         "partial_rotary_factor": 1.0})  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tokens, weights = torch.arange(1, 9)[None], model.state_dict()
+
+    def moved(pairs: list[tuple[int, int]]) -> bool:
+        turn = torch.eye(8)
+        for number, (one, two) in enumerate(pairs):
+            angle = torch.tensor(0.3 + 0.4 * number)
+            turn[one, one] = turn[two, two] = angle.cos()
+            turn[two, one], turn[one, two] = angle.sin(), -angle.sin()
+        changed = dict(weights)
+        for part in "qk":
+            name = f"model.layers.0.self_attn.{part}_proj.weight"
+            changed[name] = (turn @ weights[name].unflatten(0, (-1, 8))).flatten(0, 1)
+        before = model(tokens).logits
+        after = torch.func.functional_call(model, changed, (tokens,)).logits
+        return not torch.allclose(before, after, atol=1e-5)
+
+    with torch.no_grad():
+        assert moved([(2 * i, 2 * i + 1) for i in range(4)]) is not adjacent
+        assert moved([(i, i + 4) for i in range(4)]) is adjacent
+    assert rotates_adjacent({"model_type": family}) is adjacent

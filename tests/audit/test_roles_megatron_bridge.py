@@ -29,18 +29,24 @@ _SIZES = {
     "v_head_dim": 128,  # megatron/training/arguments.py of 0.16.1: the default, in every checkpoint's args
 }  # fmt: skip
 _EXPERTS = {"num_experts": 4, "moe_ffn_hidden_size": 20, "moe_layer_freq": 1}
-BRIDGE: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {  # arguments; roles that each layer has, and has not
-    "exaone4": (
-        _SIZES,
-        {"attn.output_norm", "mlp.output_norm", "attn.q_norm"},
-        {"attn.input_norm", "mlp.norm", "attn.q_norm.joint"},
+_TINY = _SIZES | {"hidden_size": 36, "num_attention_heads": 6, "kv_channels": 10, "ffn_hidden_size": 52}
+_ROUTED = _TINY | _EXPERTS | {"untie_embeddings_and_output_weights": True, "moe_router_enable_expert_bias": True}
+_NORMED, _OUTPUT = {"attn.input_norm", "mlp.norm"}, {"attn.output_norm", "mlp.output_norm"}
+_EACH, _JOINT = {"attn.q_norm", "attn.k_norm"}, {"attn.q_norm.joint", "attn.k_norm.joint"}
+BRIDGE: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {  # arguments; norms that each trunk layer has, has not
+    "exaone4": (_SIZES, _OUTPUT | _EACH, _NORMED | _JOINT),
+    "olmoe": (_SIZES | _EXPERTS | {"num_query_groups": 4}, _NORMED | _JOINT, _OUTPUT | _EACH),
+    "gemma2": (_TINY | {"qk_layernorm": False}, _NORMED | _OUTPUT, _EACH | _JOINT),
+    "gemma3": (_TINY, _NORMED | _OUTPUT | _EACH, _JOINT),
+    "minimax_m2": (_ROUTED, _NORMED | _JOINT, _OUTPUT | _EACH),
+    "mimo_v2_flash": (
+        _ROUTED | {
+            "num_layers": 4, "num_attention_heads": 8, "kv_channels": 12, "v_head_dim": 10, "qk_layernorm": False,
+            "moe_layer_freq": [0, 1, 1, 1], "mtp_num_layers": 2,
+        },
+        _NORMED, _OUTPUT | _EACH | _JOINT,
     ),
-    "olmoe": (
-        _SIZES | _EXPERTS | {"num_query_groups": 4},
-        {"attn.q_norm.joint", "attn.k_norm.joint", "attn.input_norm", "mlp.norm", "router"},
-        {"attn.output_norm", "mlp.output_norm", "attn.q_norm", "attn.k_norm"},
-    ),
-}
+}  # fmt: skip
 
 
 def recorded(name: str) -> Inventory:
@@ -55,6 +61,18 @@ def by_layer(found: list[Placement]) -> dict[str, set[str]]:
     for p in found:
         roles.setdefault(p.role.place, set()).add(p.role.name)
     return roles
+
+
+def test_each_layer_of_mimo_has_its_own_key_value_heads_and_sinks_or_none() -> None:
+    """Layers 1 and 2 slide, as both MTP layers do (modeling_mimo_v2_flash.py: MiMoV2FlashMTPSelfAttention)."""
+    facts, _, _ = BRIDGE["mimo_v2_flash"]
+    found = placements(facts, recorded("mimo_v2_flash"))
+    shapes = {(p.role.place, p.role.name): p.role.shape for p in found}
+    places = [*(f"trunk.{layer}" for layer in range(4)), "mtp.0", "mtp.1"]
+    assert [shapes[place, "attn.k"][0] for place in places] == [2, 4, 4, 2, 4, 4]
+    assert {shapes[place, "attn.v"][1] for place in places} == {10}
+    assert [place for place in places if (place, "attn.sink") in shapes] == ["trunk.1", "trunk.2", "mtp.0", "mtp.1"]
+    assert {place for place in places if (place, "router") in shapes} == {"trunk.1", "trunk.2", "trunk.3"}
 
 
 @pytest.mark.parametrize("name", list(BRIDGE))

@@ -177,6 +177,7 @@ BRIDGE_FAULTS = [
     fault("sinks of another layer", MIMO, put(D1 + SINKS, lambda t: t[D2 + SINKS]), D1 + SINKS, words="trunk layer 2"),
     fault("sinks lost in one layer", MIMO, lost(D1 + SINKS), "(attn.sink of trunk layer 1)", code="tensor-missing"),
     fault("sinks in a layer that has none", MIMO, put(D0 + SINKS, lambda t: t[D1 + SINKS]), D0 + SINKS, code="tensor-unexpected"),
+    recorded("values as large as keys recorded", MIMO, v_head_dim=12),
     fault("MTP: value before key", MIMO, put(T0 + QKV, lambda t: value_first(t[T0 + QKV])), T0 + QKV),
     fault("MTP: a full layer's groups", MIMO, put(T0 + QKV, lambda t: in_two_groups(t[T0 + QKV])), T0 + QKV),
     fault("MTP: sinks of a trunk layer", MIMO, put(T0 + SINKS, lambda t: t[D1 + SINKS]), T0 + SINKS, words="trunk layer 1"),
