@@ -117,7 +117,7 @@ GIVEN: dict[str, tuple[dict[str, Plain], dict[str, Plain]]] = {
         },
     ),
     "Mellum 2 with one base": (
-        arguments("Mellum", rope_parameters=dict.fromkeys((FULL, SLIDING), {"rope_theta": 5e5, "rope_type": "default"})),
+        arguments("Mellum", rope_parameters={kind: {"rope_theta": 5e5} for kind in (FULL, SLIDING)}),
         {"rotary_base": 500000},
     ),
     "MiniMax-M2: a number of rotated dims; three MTP layers declared and none there": (
