@@ -129,7 +129,10 @@ def _check_modules(
     plain_mtp: list[str] = []
     plain: list[str] = []
     for stem in _plain_modules(side, scheme, quantised):
-        (plain_mtp if stem + ".weight" in mtp_names else plain).append(stem)
+        if stem + ".weight" not in mtp_names:
+            plain.append(stem)
+        elif not is_excluded(_engine_name(stem, mtp), excluded):
+            plain_mtp.append(stem)
     for stem in sorted(quantised):
         if is_excluded(stem, excluded):
             fault("quant-excluded-packed", f"{stem} is stored quantised and {path}.{key} excludes it", stem)
@@ -143,6 +146,12 @@ def _check_modules(
             )
             mtp_or_none = code == "quant-mtp-plain" or None
             fault(code, text, stems[0] + ".weight", count=len(stems), modules=stems, mtp=mtp_or_none)
+
+
+def _engine_name(stem: str, mtp: MtpLayers) -> str:
+    """What SGLang calls a module of an MTP layer, and MiMo-V2's config after it: ``model.decoder.self_attn.o_proj``."""
+    prefix = next((one for one in mtp.prefix.values() if stem.startswith(one)), "")
+    return f"model.decoder.{stem.removeprefix(prefix)}"
 
 
 def _method(scheme: dict[str, Any]) -> str:
