@@ -18,7 +18,7 @@ COUNT_KEYS = (
 )  # fmt: skip
 # Names outside the trunk's numbered layers under which MTP tensors are published.
 _MTP_NAME = re.compile(r"(^|\.)mtp(_\w+)?\.")
-_LAYER_NAME = re.compile(r"^model\.(?:language_model\.)?layers\.(\d+)\.")
+_LAYER_NAME = re.compile(r"^(?:model\.(?:language_model\.)?|language_model\.model\.)layers\.(\d+)\.")
 MCORE_MTP = "mtp."  # what Megatron's own names of MTP tensors begin with
 _MCORE_LAYER = re.compile(r"^mtp\.layers\.(\d+)\.")
 

@@ -59,6 +59,18 @@ def test_the_reference_decides_which_spelling_is_written(run: Run, memory: Path)
     assert read_safetensors(memory / "back") == wanted
 
 
+@pytest.mark.parametrize("name", ["Gemma 3 with vision", "Gemma 3 with vision, as the modules are named"])
+def test_a_layer_behind_the_trunk_is_taken_for_mtp_in_either(name: str, run: Run, tmp_path: Path) -> None:
+    shapes = BRIDGE_CASES[name].shapes()
+    layer = next(name for name in shapes if name.endswith("layers.2.mlp.down_proj.weight"))
+    extra = layer.replace("layers.2.mlp.down_proj", "layers.3.eh_proj")
+    source = write_headers(tmp_path / "hf", BRIDGE_CASES[name].config(), shapes | {extra: (36, 72)})
+    result = run("plan", source, "--dialect", "bridge")
+    assert (result.code, f"1 MTP tensors are present: {extra}" in result.err) == (9, True), result.err
+    dropped = run("plan", source, "--dialect", "bridge", "--mtp", "drop", "--json")
+    assert dropped.json["dropped"] == [extra]
+
+
 def test_two_spellings_stop_the_run(run: Run, tmp_path: Path) -> None:
     case = CASES["Qwen3.5"]
     shapes = case.shapes()
