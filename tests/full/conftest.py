@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.full.matrix import Cell
+from tests.full import record
+from tests.full.matrix import CELLS, Cell
 from tests.full.sets import Seen, run_set
 from tests.full.sources import Source
 from tests.support.scratch import scratch
+
+OUTCOMES = pytest.StashKey[dict[Cell, str]]()
+BEGAN = pytest.StashKey[float]()
 
 
 class Matrix:
@@ -51,3 +56,24 @@ def matrix(request: pytest.FixtureRequest) -> Iterator[Matrix]:
         made = Matrix(cells, root)
         yield made
         made.close()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.stash[OUTCOMES] = {}
+    session.stash[BEGAN] = time.monotonic()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.when == "call" or report.failed:
+        wrong = "" if call.excinfo is None else str(call.excinfo.value).partition("\n")[0]
+        item.session.stash[OUTCOMES][item.callspec.params["cell"]] = wrong or report.outcome  # type: ignore[attr-defined]
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The record is one of the whole matrix, or none."""
+    outcomes = session.stash[OUTCOMES]
+    if outcomes.keys() == set(CELLS):
+        record.write({cell: outcomes[cell] for cell in CELLS}, time.monotonic() - session.stash[BEGAN])

@@ -29,6 +29,7 @@ class Layout:
 
 
 LAYOUTS = sorted((Layout(*sizes) for sizes in product((1, 2), repeat=3)), key=lambda layout: layout.world)
+FIRST = {case.architecture: family for family, case in reversed(STOCK.items())}  # of each architecture
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,16 @@ def has_experts(family: str) -> bool:
     return any(config.get(key) for key in ("n_routed_experts", "num_experts", "num_local_experts"))
 
 
+def layouts(family: str) -> list[Layout]:
+    """EP where there are experts. Four and more processes for one case of each architecture: the others have the same
+    modules, and differ in how many of their layers have experts, in ties, in a query latent."""
+    first = FIRST[STOCK[family].architecture] == family
+    return [one for one in LAYOUTS if (one.ep == 1 or has_experts(family)) and (one.world <= 2 or first)]
+
+
 CELLS = [
     Cell(family, version, spec, layout)
     for version, layout, (family, case) in product(VERSIONS, LAYOUTS, STOCK.items())
     for spec in case.specs
-    if version not in case.unsupported and (layout.ep == 1 or has_experts(family))
+    if version not in case.unsupported and layout in layouts(family)
 ]
