@@ -127,21 +127,22 @@ def _hugging_face(found: Found) -> Inspection:
 @no_gc()
 def _torch_dist(found: Found) -> Inspection:
     from mtpconvert.stores.torch_dist.reader import TorchDistReader
+    from mtpconvert.stores.torch_dist.run_config import RUN_CONFIG
 
     assert found.iteration_dir is not None  # detect: a torch_dist checkpoint has one
     reader = TorchDistReader(found.iteration_dir)
     inventory = reader.inventory()
     args = reader.args or {}
     count = args.get("mtp_num_layers")
-    mtp = _count(
-        inventory, present_in_mcore(inventory), "args.mtp_num_layers", count if isinstance(count, int) else None
-    )
+    key = "model.mtp_num_layers" if reader.args_file.endswith(RUN_CONFIG) else "args.mtp_num_layers"
+    mtp = _count(inventory, present_in_mcore(inventory), key, count if isinstance(count, int) else None)
     config = read_config(found.assets) if found.assets is not None else {}
     architecture = _architecture(config)
     facts = {
         "iteration": reader.iteration,
         "layers": "stacked under one key each" if reader.stacked else "one by one",
         "arguments": len(args) if reader.args is not None else "none",
+        "arguments from": RUN_CONFIG if reader.args_file.endswith(RUN_CONFIG) else None,
         "other entries": ", ".join(f"{number} {kind}" for kind, number in reader.objects.items() if number) or "none",
         "unknown objects": ", ".join(reader.unknown_objects) or None,
         "hf_assets": "present" if found.assets is not None else "none: mcore2hf needs --reference",

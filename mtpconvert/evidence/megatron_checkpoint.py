@@ -12,6 +12,9 @@ from mtpconvert.evidence.megatron_model import load_into, model_from_args, te_ke
 from mtpconvert.mapping.mtp import present_in_mcore
 from mtpconvert.stores.torch_dist.reader import TorchDistReader
 
+# Change no number, and ask for what a CPU has not: a token dispatcher, Transformer Engine's kernels.
+_SPEED = ("moe_shared_expert_overlap", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
+
 
 @dataclass(frozen=True)
 class MegatronModel:
@@ -75,10 +78,10 @@ def _plain(reader: TorchDistReader, where: str) -> dict[str, Any]:
         raise ConfigError(
             "the checkpoint carries no training arguments, and parity builds the model from nothing else",
             where=where,
-            next_step="give a checkpoint that hf2mcore or Megatron-LM's save_checkpoint wrote",
+            next_step="give a checkpoint that hf2mcore, or training in Megatron-LM or Megatron-Bridge, wrote",
         )
     plain = (bool, int, float, str, list, tuple, dict, type(None))
-    return {name: value for name, value in reader.args.items() if type(value) in plain}
+    return {name: value for name, value in reader.args.items() if type(value) in plain and name not in _SPEED}
 
 
 def _how(keys: dict[str, str], mtp_like: int) -> str:

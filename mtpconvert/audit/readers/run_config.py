@@ -87,9 +87,10 @@ def _arguments(model: dict[str, Any]) -> dict[str, Any]:
     if isinstance(gated := model.get("gated_linear_unit"), bool) and (function := _function(model)):
         known["swiglu"] = gated and function == "silu"
     tokens, multiple = model.get("vocab_size"), 1
-    if model.get("should_pad_vocab") is True:  # models/gpt_provider.py: provide
-        multiple = model.get("make_vocab_size_divisible_by", 0) * model.get("tensor_model_parallel_size", 0)
-    if isinstance(tokens, int) and multiple:
+    if model.get("should_pad_vocab") is not False:  # models/gpt_provider.py: provide
+        parts = [model.get(name) for name in ("make_vocab_size_divisible_by", "tensor_model_parallel_size")]
+        multiple = parts[0] * parts[1] if all(isinstance(part, int) for part in parts) else 0
+    if isinstance(tokens, int) and multiple > 0:
         known["padded_vocab_size"] = tokens + -tokens % multiple
     return known
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 _RENAMED = {
@@ -83,6 +84,9 @@ def bridge_arguments(model: Mapping[str, Any]) -> BridgeArguments:
         values[flag], spelled[flag] = value, "activation_func"
     _attention(values, model)
     _model_class(values, model)
+    values |= _rows(fields)
+    if "seq_length" in fields:  # gpt_provider.py:provide gives GPTModel this, Megatron-LM the other
+        values["max_position_embeddings"] = fields["seq_length"]
     return BridgeArguments(values, spelled)
 
 
@@ -108,9 +112,20 @@ def _model_class(values: dict[str, Any], model: Mapping[str, Any]) -> None:
     if not stock or isinstance(values.get("window_size"), int):
         values.pop("window_size", None)
         values.pop("window_attn_skip_freq", None)
-    spec = model.get("transformer_layer_spec")
-    if stock and (spec is None or (isinstance(spec, Mapping) and _name(spec.get("_target_")) in _STOCK_SPECS)):
+    spec = model.get("transformer_layer_spec", "")  # a model config leaves functions out
+    named = isinstance(spec, Mapping) and _name(spec.get("_target_")) in _STOCK_SPECS
+    if stock and (named or spec is None):
         values["spec"] = None
+
+
+def _rows(fields: Mapping[str, Any]) -> dict[str, int]:
+    """``padded_vocab_size``, where it can be worked out: models/gpt_provider.py:provide, utils/vocab_utils.py."""
+    tokens, pads = fields.get("vocab_size"), fields.get("should_pad_vocab")
+    if type(tokens) is not int or type(pads) is not bool:
+        return {}
+    factors = (fields.get("make_vocab_size_divisible_by"), fields.get("tensor_model_parallel_size")) if pads else ()
+    whole = [factor for factor in factors if isinstance(factor, int) and factor > 0]
+    return {"padded_vocab_size": tokens + -tokens % prod(whole)} if len(whole) == len(factors) else {}
 
 
 def _activation(model: Mapping[str, Any], gated: Any) -> dict[str, bool]:
