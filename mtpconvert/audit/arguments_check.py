@@ -30,7 +30,7 @@ def check_arguments(left: Side, right: Side, one: Description, two: Description)
             found += _disagreements(side, about.facts if about.known else facts_from_config(other.config or {}))
             found += [_computed(side, fault) for fault in contradictions(side.arguments, other.config or {})]
             found += [
-                finding("argument-mismatch", f"{name} = {value!r}: {why}", side=side.label, key=name)
+                finding("argument-mismatch", f"{side.called(name)} = {value!r}: {why}", side=side.label, key=name)
                 for name, value, why in meaning_arguments(side.arguments)
                 if not _meant(name, value, other.config or {})
             ]
@@ -50,7 +50,7 @@ def check_arguments(left: Side, right: Side, one: Description, two: Description)
 
 
 def _computed(side: Side, fault: Contradiction) -> Finding:
-    text = f"{fault.argument} is {fault.said!r}, config.json says {fault.wanted!r}: {fault.why}"
+    text = f"{side.called(fault.argument)} is {fault.said!r}, config.json says {fault.wanted!r}: {fault.why}"
     return finding("argument-mismatch", text, side=side.label, key=fault.argument)
 
 
@@ -67,7 +67,7 @@ def _disagreements(side: Side, wanted: dict[str, Any]) -> list[Finding]:
     found: list[Finding] = []
 
     def fault(name: str, why: str) -> None:
-        text = f"{name} is {have.get(name)!r}, it should be {wanted[name]!r}: {why}"
+        text = f"{side.called(name)} is {have.get(name)!r}, it should be {wanted[name]!r}: {why}"
         mtp = name.startswith("mtp") or None
         found.append(finding("argument-mismatch", text, side=side.label, key=name, mtp=mtp))
 

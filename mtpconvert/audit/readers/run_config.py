@@ -39,7 +39,7 @@ _YARN_FIELDS = {
 # save_checkpoint puts gate and up together again, whatever these say.
 _NOT_STORED = ("moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size")
 
-# Where a provider has two rotary bases (Gemma 3: of sliding and of full layers), these say nothing: it scales by itself.
+# Where a provider has two rotary bases (Gemma 3: of sliding and of full layers), these say nothing: it scales itself.
 _OF_ONE_BASE = (
     "rotary_base",
     "rotary_percent",
@@ -61,10 +61,10 @@ def bridge_arguments(folder: Path) -> dict[str, Any] | None:
     return None if model is None else _arguments(model)
 
 
-def spelled(argument: str) -> str:
-    """How the file calls an argument."""
-    names = {**_FIELDS, "untie_embeddings_and_output_weights": "share_embeddings_and_output_weights"}
-    return names.get(argument, argument)
+def called(argument: str) -> str:
+    """The argument with what the file calls it, for people."""
+    field = {**_FIELDS, "untie_embeddings_and_output_weights": "share_embeddings_and_output_weights"}.get(argument)
+    return f"{argument} ({NAME})" if field is None else f"{argument} ({NAME}: {field})"
 
 
 def _arguments(model: dict[str, Any]) -> dict[str, Any]:
@@ -80,16 +80,19 @@ def _arguments(model: dict[str, Any]) -> dict[str, Any]:
         known.pop(name, None)
     if (share := known.pop("share_embeddings_and_output_weights", None)) is not None:
         known["untie_embeddings_and_output_weights"] = not share
-    if known.get("num_query_groups") is not None:
-        known["group_query_attention"] = True
+    for name in ("num_query_groups", "kv_channels") if latent else ():  # filled in from defaults, and not used
+        known.pop(name, None)
+    if "num_query_groups" in known:  # arguments.py: without the flag each head is a group of its own
+        known["group_query_attention"] = known["num_query_groups"] != known.get("num_attention_heads")
     if "full_attn_num_query_groups" in model:  # MiMo-V2-Flash: two kinds of layers, two numbers
         known.pop("num_query_groups", None)
+        known.pop("group_query_attention", None)
     if isinstance(gated := model.get("gated_linear_unit"), bool) and (function := _function(model)):
         known["swiglu"] = gated and function == "silu"
     tokens, multiple = model.get("vocab_size"), 1
     if model.get("should_pad_vocab") is not False:  # models/gpt_provider.py: provide
-        parts = [model.get(name) for name in ("make_vocab_size_divisible_by", "tensor_model_parallel_size")]
-        multiple = parts[0] * parts[1] if all(isinstance(part, int) for part in parts) else 0
+        one, two = model.get("make_vocab_size_divisible_by"), model.get("tensor_model_parallel_size")
+        multiple = one * two if isinstance(one, int) and isinstance(two, int) else 0
     if isinstance(tokens, int) and multiple > 0:
         known["padded_vocab_size"] = tokens + -tokens % multiple
     return known

@@ -70,6 +70,7 @@ class Side:
     records: Callable[[str], Sequence[Record]] = lambda name: ()
     config: dict[str, Any] | None = None
     arguments: dict[str, Any] | None = None
+    called: Callable[[str], str] = str  # an argument, with what the checkpoint's own file calls it
     findings: list[Finding] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     home: dict[str, str] = field(default_factory=dict)

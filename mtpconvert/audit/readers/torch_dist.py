@@ -18,7 +18,7 @@ from mtpconvert.audit.findings import finding
 from mtpconvert.audit.readers.arguments import arguments_of
 from mtpconvert.audit.readers.pickles import DTYPES, Inert, read_pickle
 from mtpconvert.audit.readers.records import Stored, read_archive
-from mtpconvert.audit.readers.run_config import bridge_arguments
+from mtpconvert.audit.readers.run_config import bridge_arguments, called
 from mtpconvert.audit.readers.side import Piece, Record, Side, itemsize
 from mtpconvert.errors import CheckpointError, some
 from mtpconvert.tensors import Box, TensorSpec
@@ -73,7 +73,9 @@ def _open(folder: Path, label: str) -> Side:
     _check_files(side, where)
     opener = _Opener(side, chunks, where, {name: number for number, name in enumerate(files)})
     side.locate, side.records = partial(_Opener.pieces, opener), partial(_Opener.records, opener)
-    side.arguments = arguments_of(folder, where) or bridge_arguments(folder)
+    side.arguments = arguments_of(folder, where)
+    if side.arguments is None:
+        side.arguments, side.called = bridge_arguments(folder), called
     return side
 
 
