@@ -76,8 +76,14 @@ class Scope:
         return value
 
     def truth(self, key: str) -> bool:
-        """Whether a config key is set: not missing, null, false, 0 or empty. Decides ``when`` and ``unless``."""
-        return bool(self.symbols[key] if key in self.symbols else self.value(key))
+        """Whether a config key is set: not missing, null, false, 0 or empty. Decides ``when`` and ``unless``.
+
+        Missing is also what has a default that other missing keys give.
+        """
+        try:
+            return bool(self.symbols[key] if key in self.symbols else self.value(key))
+        except ConfigError:
+            return False
 
 
 def evaluate(expression: str, scope: Scope, **extra: int) -> int:

@@ -133,3 +133,5 @@ def test_truth_of_when_and_unless(config: dict[str, object], truth: bool) -> Non
 def test_truth_of_a_default_and_of_a_symbol() -> None:
     assert Scope({}, {"x": True}).truth("x") is True
     assert Scope({"x": True}, symbols={"x": 0}).truth("x") is False
+    assert Scope({"y": 3}, {"x": "=y"}).truth("x") is True
+    assert Scope({}, {"x": "=y"}).truth("x") is False
