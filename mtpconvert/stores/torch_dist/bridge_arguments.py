@@ -74,14 +74,16 @@ def bridge_arguments(model: Mapping[str, Any]) -> BridgeArguments:
             del values[name]
     if values.get("position_embedding_type") == "yarn" and not {"mscale", "mscale_all_dim"} <= values.keys():
         values |= {"mscale": 1.0, "mscale_all_dim": 0.0}  # _yarn_get_concentration_factor without one of the two
-    if latent and values.get("rope_type") == "yarn" and values.get("rotary_scaling_factor") == 1:
-        values["rope_type"] = "rope"  # a factor of one turns and scales nothing: yarn_rotary_pos_embedding.py
+    if latent and values.get("rope_type") == "yarn":
+        spelled["rope_type"] = "rope_type, rotary_scaling_factor"
+        if values.get("rotary_scaling_factor") == 1:  # turns and scales nothing: yarn_rotary_pos_embedding.py
+            values["rope_type"] = "rope"
     shared = fields.get("share_embeddings_and_output_weights")
     if isinstance(shared, bool):
         values["untie_embeddings_and_output_weights"] = not shared
         spelled["untie_embeddings_and_output_weights"] = "share_embeddings_and_output_weights"
     for flag, value in _activation(model, fields.get("gated_linear_unit")).items():
-        values[flag], spelled[flag] = value, "activation_func"
+        values[flag], spelled[flag] = value, "activation_func, gated_linear_unit"
     _attention(values, model)
     _model_class(values, model)
     values |= _rows(fields)
