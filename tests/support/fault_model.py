@@ -23,6 +23,8 @@ from mtpconvert.convert.roundtrip import roundtrip
 from mtpconvert.convert.to_hf import ToHf, mcore2hf
 from mtpconvert.convert.to_mcore import ToMcore, hf2mcore
 from mtpconvert.errors import MtpConvertError
+from mtpconvert.mapping.dialect import DialectName
+from tests.support.bridge_tables import write_bridge_case
 from tests.support.tiny import sha256_tree, write_tiny
 from tests.support.tiny_glm import write_glm
 
@@ -32,9 +34,14 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "llama": "LlamaForCausalLM",  # and Mistral: the same rows, ops and roles
     "glm4_moe": "Glm4MoeForCausalLM",
+    "mimo_v2": "MiMoV2FlashForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "pangu": "PanguUltraMoEForCausalLM",
 }
 GLM = ("glm4_moe",)  # only the faults where it differs: tests/support/faults_glm.py
-ALL = tuple(family for family in ARCHITECTURES if family not in GLM)
+# Only the faults in what the dialect's mappings have of their own: tests/support/faults_bridge_rows.py.
+BRIDGE = {"mimo_v2": "MiMo-V2-Flash", "minimax_m2": "MiniMax-M2", "pangu": "openPangu-Ultra-MoE"}
+ALL = tuple(family for family in ARCHITECTURES if family not in (*GLM, *BRIDGE))
 MLA = ("deepseek_v3",)
 GQA = tuple(family for family in ALL if family not in MLA)
 UNTIED = tuple(family for family in ALL if family != "qwen2")
@@ -120,6 +127,10 @@ def written_out(architecture: str) -> str:
     return text.replace("\n[rows]\n", f"\n[rows]\n{groups}", 1)
 
 
+def dialect_of(family: str) -> DialectName:
+    return "bridge" if family in BRIDGE else "stock"
+
+
 class Models:
     """Unharmed sources and their unharmed conversions, made once; ``root`` is a folder that the caller removes."""
 
@@ -130,7 +141,9 @@ class Models:
 
     def source(self, family: str) -> Path:
         if family not in self._made:
-            if family in GLM:
+            if family in BRIDGE:
+                self._made[family] = write_bridge_case(BRIDGE[family], self.root / f"{family}-rows")
+            elif family in GLM:
                 self._made[family] = write_glm(self.root / family, num_nextn_predict_layers=2)
             else:
                 layers = {"mtp_layers": 2} if family == "deepseek_v3" else {}
@@ -141,7 +154,7 @@ class Models:
         """The clean conversion."""
         if f"{family} megatron" not in self._made:
             target = self.root / f"{family}-megatron"
-            hf2mcore(self.source(family), target, ToMcore(), Callbacks(gate=None))
+            hf2mcore(self.source(family), target, ToMcore(dialect=dialect_of(family)), Callbacks(gate=None))
             self._made[f"{family} megatron"] = target
         return self._made[f"{family} megatron"]
 
@@ -184,14 +197,15 @@ def _run(fault: Fault, family: str, models: Models, folder: Path, everything: bo
     with fault.plant():
         try:
             if there:
-                hf2mcore(source, folder / "out", ToMcore(mapping=mapping, **fault.options), Callbacks(gate=None))
+                options = ToMcore(mapping=mapping, dialect=dialect_of(family), **fault.options)
+                hf2mcore(source, folder / "out", options, Callbacks(gate=None))
             else:
                 mcore2hf(source, folder / "out", ToHf(mapping=mapping, **fault.options), Callbacks(gate=None))
         except MtpConvertError as error:
             assert fault.refused == type(error).__name__, f"refused: {error!r}"
             assert not (folder / "out").exists()
             return Outcome(converter=type(error).__name__)
-        back = _comes_back_other(source, mapping) if there and everything else None
+        back = _comes_back_other(source, mapping, family) if there and everything else None
     assert fault.refused is None, "not refused"
     unharmed = models.megatron(family) if there else models.source(family)
     if fault.source is None:
@@ -200,11 +214,13 @@ def _run(fault: Fault, family: str, models: Models, folder: Path, everything: bo
     return Outcome("", back, headers, verdict(audit(source, folder / "out"), fault))
 
 
-def _comes_back_other(source: Path, mapping: Path | None) -> bool:
+def _comes_back_other(source: Path, mapping: Path | None, family: str) -> bool:
     """What ``mtpconvert roundtrip`` finds, all tensors in one group: layer by layer takes eight times as long."""
     with patch("mtpconvert.convert.roundtrip._groups", lambda plan: {"all": set(plan.mcore)}):
         try:
-            roundtrip(source, ToMcore(mapping=mapping), lambda _total: lambda _count, _name: None)
+            roundtrip(
+                source, ToMcore(mapping=mapping, dialect=dialect_of(family)), lambda _total: lambda _count, _name: None
+            )
         except MtpConvertError:
             return True
     return False

@@ -21,6 +21,7 @@ import numpy as np
 from mtpconvert.audit.api import audit
 from tests.support import faults_bridge, faults_fp8, faults_huggingface, faults_megatron
 from tests.support.fault_model import MLA, NO_EXPERTS, NO_GROUPS, NO_MTP, TIED, Models, Outcome, run, verdict
+from tests.support.faults_bridge_rows import BRIDGE_ROW_FAULTS
 from tests.support.faults_executor import EXECUTOR_FAULTS
 from tests.support.faults_glm import GLM_FAULTS
 from tests.support.faults_mapping import MAPPING_FAULTS
@@ -123,7 +124,7 @@ def _one_layer(models: Models, family: str) -> Path:
 
 
 def _entries() -> Iterator[Entry]:
-    for fault in (*MAPPING_FAULTS, *OP_FAULTS, *EXECUTOR_FAULTS, *GLM_FAULTS):
+    for fault in (*MAPPING_FAULTS, *OP_FAULTS, *EXECUTOR_FAULTS, *GLM_FAULTS, *BRIDGE_ROW_FAULTS):
         make = partial(_planted, fault=fault)
         yield Entry(fault.name, fault.where, fault.families, fault.why_not, fault.mtp, fault.tensor, make)
     for name, mc in faults_megatron.FAULTS.items():
