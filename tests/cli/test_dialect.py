@@ -1,4 +1,4 @@
-"""``--dialect bridge``: families that stock megatron-core has no modules for are written when it is asked for, never else."""
+"""``--dialect bridge``: what stock megatron-core has no modules for is written when it is asked for, never else."""
 
 from __future__ import annotations
 
