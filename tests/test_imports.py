@@ -226,7 +226,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    assert modules_after("--help") & (FRAMEWORKS | {"numpy", "rich", "multiprocessing", "asyncio"}) == set()
+    assert modules_after("--help") & (FRAMEWORKS | {"numpy", "rich", "yaml", "multiprocessing", "asyncio"}) == set()
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan", "audit --level headers", "audit", "roundtrip"])

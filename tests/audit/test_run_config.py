@@ -82,7 +82,8 @@ def test_aliases_cost_nothing_and_a_node_is_not_inside_itself(tmp_path: Path) ->
 
 def test_a_file_without_a_model_says_nothing(tmp_path: Path) -> None:
     assert bridge_arguments(tmp_path) is None
-    for text in ("", "train: {train_iters: 2}\n", "model: 3\n", "- 1\n"):
+    tagged = "model: !!python/object:os.path {num_layers: 3}\n"
+    for text in ("", "train: {train_iters: 2}\n", "model: 3\n", "- 1\n", tagged):
         (tmp_path / NAME).write_text(text)
         assert bridge_arguments(tmp_path) is None
 

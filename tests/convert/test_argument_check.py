@@ -74,6 +74,12 @@ def test_other_spellings_of_the_same() -> None:
     assert compare_arguments(expected | {"window_size": [4095, 0]}, expected).problems == []
     all_moe = arguments("deepseek_v3", first_k_dense_replace=0)
     assert compare_arguments(all_moe | {"moe_layer_freq": 1}, all_moe).problems == []
+    assert compare_arguments(all_moe | {"ffn_hidden_size": 8}, all_moe).problems == []  # of no layer
+    assert problems({"moe_router_pre_softmax": True}) == []  # sigmoid scores
+    layers = {"num_layers": 4}  # transformer_config.py:__post_init__; transformer/utils.py:is_layer_window_attention
+    for name, every, each in (("no_rope_freq", 2, [0, 1, 0, 1]), ("window_attn_skip_freq", 2, (1, 0, 1, 0))):
+        assert compare_arguments(layers | {name: each}, layers | {name: every}).problems == []
+        assert compare_arguments(layers | {name: 4}, layers | {name: each}).problems != []
     assert problems({"mtp_num_layers": 0}, "qwen3") == []
 
 

@@ -120,7 +120,8 @@ def test_what_would_grow_or_has_another_type_is_refused(text: str, why: str, tmp
 
 def test_a_file_without_a_model_says_nothing(tmp_path: Path) -> None:
     assert read_model(tmp_path) is None and not is_bridge(tmp_path)
-    for text in ("", "train: {train_iters: 2}\n", "model: 3\n", "- 1\n", "# nothing\n"):
+    tagged = "model: !!python/object:os.path {num_layers: 3}\n"
+    for text in ("", "train: {train_iters: 2}\n", "model: 3\n", "- 1\n", "# nothing\n", tagged):
         (tmp_path / NAME).write_text(text)
         assert read_model(tmp_path) is None and is_bridge(tmp_path)
 
