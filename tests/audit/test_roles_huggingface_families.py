@@ -135,10 +135,13 @@ def test_the_text_part_of_gemma_3_in_both_spellings() -> None:
     with torch.device("meta"):
         model = transformers.Gemma3ForConditionalGeneration(config)
     written = json.loads(config.to_json_string()) | {"architectures": ["Gemma3ForConditionalGeneration"]}
-    names = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    names = dict(model.state_dict())
     older = {k.replace("model.language_model.", "language_model.model."): v for k, v in names.items()}
     older = {k.removeprefix("model.") if "language" not in k else k: v for k, v in older.items()}
+    older["language_model.lm_head.weight"] = older.pop("lm_head.weight")
     for spelling in (names, older):
         mine = {k: v for k, v in spelling.items() if not k.startswith(other_prefixes(written))}
         assert 0 < len(mine) < len(spelling)
-        check_exact_cover(placements(written, inventory(mine)), inventory(mine))
+        for tied in (True, False):
+            found = placements(written | {"tie_word_embeddings": tied}, inventory(mine))
+            check_exact_cover(found, inventory(mine))

@@ -87,13 +87,14 @@ MIMO_V2 = MtpLayout("model.mtp.layers.{i}.", "model.mtp.layers.{i}.", final_norm
 def around_the_trunk(site: Site, embedding: str) -> Iterator[Placement]:
     """Embedding, head and final norm. With ``tie_word_embeddings`` a head on disk is a copy of the embedding.
 
-    ``site`` has the prefix of the trunk; the head stands beside it, as ``lm_head.weight``.
+    ``site`` has the prefix of the trunk; the head stands beside it, as ``lm_head.weight``, in older files of a model
+    with vision inside its text model (transformers conversion_mapping.py: ``^language_model.lm_head``).
     """
     settings = site.settings
     vectors = ((settings.count("vocab_size"),), (settings.count("hidden_size"),))
     yield site.whole(embedding, "embedding", vectors)
     yield site.norm("norm.weight", "final_norm", settings.count("hidden_size"))
-    top = replace(site, prefix="")
+    top = replace(site, prefix="language_model." if site.prefix == "language_model.model." else "")
     if not settings.flag("tie_word_embeddings"):
         yield top.whole("lm_head.weight", "head", vectors)
     elif top.has("lm_head.weight"):
