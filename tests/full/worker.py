@@ -53,6 +53,8 @@ def _load_and_save(cell: dict[str, Any]) -> dict[str, Any]:
     if args["num_layers"] % sizes["pp"]:  # Megatron-LM's --decoder-first-pipeline-num-layers
         assert sizes["pp"] == 2
         args["num_layers_in_first_pipeline_stage"] = args["num_layers"] // 2 + 1
+    # DSA under TP wants it (absorbed_mla.py), the local spec's norms refuse it (torch_norm.py)
+    args["sequence_parallel"] = sizes["tp"] > 1 and cell["spec"] == "te"
     like = mtp_spec_layer(TorchDistReader(directory).inventory())
     model = mcore.model_from_args(args, spec=cell["spec"], mtp_like=like, **sizes)
     content = mcore.content_metadata(dist_checkpointing.load_content_metadata(str(directory)))
