@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mtpconvert.audit.roles.megatron import meaning_arguments, placements
+from tests.audit.test_roles_megatron_bridge import *  # noqa: F403
 from tests.audit.test_roles_megatron_kinds import *  # noqa: F403
 from tests.audit.test_roles_megatron_kinds import TOKENS, alone
 from tests.support import mcore_modules

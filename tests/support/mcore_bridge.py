@@ -6,6 +6,7 @@ CPU. ``fixtures/inventories/bridge-*.txt`` are of Bridge's own classes.
 
 from collections.abc import Callable, Iterator
 from copy import copy
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -158,8 +159,11 @@ def _layers(spec: Any) -> Iterator[Any]:
 
 def _sandwich(layer: Any) -> None:
     layer.submodules.self_attention.submodules.linear_proj = NormedRows
-    if layer.submodules.mlp.module is MLP:
-        layer.submodules.mlp.submodules.linear_fc2 = NormedRows
+    mlp = layer.submodules.mlp  # a spec; in 0.19 a partial of MLP.as_mlp_submodule, or of MoELayer
+    if getattr(mlp, "module", None) is MLP:
+        mlp.submodules.linear_fc2 = NormedRows
+    elif isinstance(mlp, partial) and getattr(mlp.func, "__self__", None) is MLP:
+        mlp.keywords["submodules"].linear_fc2 = NormedRows
     else:
         layer.module = NormedLayer
 
