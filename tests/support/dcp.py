@@ -7,7 +7,7 @@ processes of their own (``mcore_ranks.run``).
 
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,14 +182,8 @@ def job_asks(spec: str, singleton: bool = False) -> dict[str, dict[str, Any]]:
 
     from tests.support.mcore import content_metadata, model_from_args
     from tests.support.mcore_cpu import quiet
+    from tests.support.mcore_jobs import leaves
     from tests.support.mcore_roles import ARGUMENTS
-
-    def leaves(node: Any) -> Iterator[Any]:
-        if isinstance(node, dict | list):
-            for child in node.values() if isinstance(node, dict) else node:
-                yield from leaves(child)
-        else:
-            yield node
 
     asked = {}
     for name, arguments in ARGUMENTS.items():

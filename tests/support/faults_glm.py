@@ -4,13 +4,12 @@ layers, a rotary embedding of half of each head, experts behind both."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 from tests.support.fault_model import GLM, Fault, exchanged, replaced
 from tests.support.faults_executor import arguments
-from tests.support.faults_mapping import D0, M0, T0
+from tests.support.faults_mapping import D0, M0, T0, in_groups_of_mtp
 
 WHY = "what GLM-4.5 alone of them has together"
 M1 = "mtp.layers.1."
@@ -27,20 +26,7 @@ def k_and_v(kind: str) -> Callable[[str], str]:
 
 
 def in_mtp_only(edit: Callable[[str], str]) -> Callable[[str], str]:
-    """``edit`` applied to a copy of the attention's row groups, which MTP layers alone are given."""
-
-    def change(text: str) -> str:
-        own = ""
-        for name in ("attention", "attention_variants"):
-            group = re.search(rf"^{name} = \[\n.*?^\]\n", text, re.M | re.S)
-            assert group is not None
-            own += "own_" + group[0]
-        text = text.replace("\n[rows]\n", f"\n[rows]\n{edit(own)}", 1)
-        return replaced((MTP_ROWS, 'rows  = ["own_attention", "own_attention_variants", "moe_mlp"]\neach  = "mtp"'))(
-            text
-        )
-
-    return change
+    return in_groups_of_mtp(edit, ("attention", "attention_variants"), MTP_ROWS)
 
 
 def row(name: str, mapping: Callable[[str], str], tensor: str | None = None, **more: Any) -> Fault:

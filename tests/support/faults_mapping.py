@@ -51,16 +51,21 @@ def twice(hf: str) -> Callable[[str], str]:
 
 
 def in_mtp_only(edit: Callable[[str], str]) -> Callable[[str], str]:
-    """``edit`` applied to row groups of MTP's own, copies of the trunk's."""
+    return in_groups_of_mtp(edit, ("mla", "moe_mlp"), MTP_PLACE)
+
+
+def in_groups_of_mtp(edit: Callable[[str], str], groups: tuple[str, ...], place: str) -> Callable[[str], str]:
+    """``edit`` applied to copies of the trunk's row ``groups``, which take their place in the MTP layers' ``place``."""
 
     def change(text: str) -> str:
-        own = ""
-        for name in ("mla", "moe_mlp"):
+        own, there = "", place
+        for name in groups:
             group = re.search(rf"^{name} = \[\n.*?^\]\n", text, re.M | re.S)
             assert group is not None
             own += "own_" + group[0]
+            there = there.replace(f'"{name}"', f'"own_{name}"')
         text = text.replace("\n[rows]\n", f"\n[rows]\n{edit(own)}", 1)
-        return replaced((MTP_PLACE, 'rows  = ["own_mla", "own_moe_mlp"]\neach  = "mtp"'))(text)
+        return replaced((place, there))(text)
 
     return change
 
