@@ -94,8 +94,9 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
         notes.append(f"config.json gives no MTP count ({missing}): no MTP layers here; tensors may say otherwise")
     if absent and declared.count:
         notes.append(f"config.json declares {declared.count} MTP layers, none is published")
-    notes += [*default_notes(fresh, mapping), *without_flag(arguments)]
-    flags = [*_pairs(launch_flags(arguments, complete=True)), *_sizes(arguments), *([(dtype, None)] if dtype else [])]
+    notes += [*default_notes(fresh, mapping), *without_flag(arguments, options.mcore_version)]
+    words = launch_flags(arguments, version=options.mcore_version, complete=True)
+    flags = [*_pairs(words), *_sizes(arguments), *([(dtype, None)] if dtype else [])]
     count = mtp_count(mapping.mtp, declared, layers, layers, [])
     return ConfigArguments(mapping.architecture, arguments, flags, count, notes)
 

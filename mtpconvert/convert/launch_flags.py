@@ -101,18 +101,31 @@ NOT_RESTORED: dict[str, str] = {
     "transformer_impl": "--transformer-impl",
 }
 _MOE = ("moe_", "num_experts")
+# Of ordinary attention with YaRN. 0.16.1's --position-embedding-type takes no "yarn" and the others are no flags of it.
+_YARN = {
+    "rotary_scaling_factor": "yarn_rotary_scaling_factor",
+    "yarn_original_max_position_embeddings": "yarn_original_max_position_embeddings",
+    "yarn_beta_fast": "yarn_beta_fast",
+    "yarn_beta_slow": "yarn_beta_slow",
+    "mscale": "yarn_mscale",
+    "mscale_all_dim": "yarn_mscale_all_dim",
+    "yarn_correction_range_round_to_int": "yarn_correction_range_round_to_int",
+}
 
 
-def launch_flags(arguments: Mapping[str, Any], *, complete: bool = False) -> list[str]:
-    """The flags to launch Megatron with, one list element per word.
+def launch_flags(arguments: Mapping[str, Any], *, version: str = "0.19", complete: bool = False) -> list[str]:
+    """The flags to launch Megatron of ``version`` with, one list element per word.
 
     By default those that ``--use-checkpoint-args``, itself the first, does not restore; ``complete``: all that describe
     the model, for a launch without it.
     """
+    unknown = {"position_embedding_type", *_YARN} if _needs_yarn_by_hand(arguments, version) else ()
     words = [] if complete else ["--use-checkpoint-args"]
     for argument, flag in ((RESTORED | NOT_RESTORED) if complete else NOT_RESTORED).items():
         if argument.startswith(_MOE) and arguments.get("num_experts") is None:
             continue
+        if argument in unknown:
+            continue  # ``without_flag`` says so
         if argument in MEANING and arguments.get(argument, MEANING[argument]) == MEANING[argument]:
             continue  # what Megatron assumes anyway
         words += _words(flag, arguments.get(argument))
@@ -146,9 +159,20 @@ def _spelling(value: Any) -> str:
     return "+".join(f"[{item}]*{count}" for item, count in runs)
 
 
-def without_flag(arguments: Mapping[str, Any]) -> list[str]:
-    """One sentence for each value that this model needs and no flag of Megatron-LM 0.19.2 brings into the model."""
+def _needs_yarn_by_hand(arguments: Mapping[str, Any], version: str) -> bool:
+    return version == "0.16" and arguments.get("position_embedding_type") == "yarn"
+
+
+def without_flag(arguments: Mapping[str, Any], version: str = "0.19") -> list[str]:
+    """One sentence for each value that this model needs and no flag of Megatron-LM ``version`` brings into the model."""
     sentences = []
+    if _needs_yarn_by_hand(arguments, version):
+        # megatron/core/models/gpt/gpt_model.py of 0.16.1 reads them with getattr; transformer_config.py declares none
+        fields = ", ".join(f"{field} = {arguments[name]}" for name, field in _YARN.items())
+        sentences.append(
+            "position_embedding_type is yarn: Megatron-LM 0.16 has no flags for it and stops; run 0.19, whose flags"
+            f" --mcore-version 0.19 gives, or set on TransformerConfig before the model is made: {fields}"
+        )
     if arguments.get("multi_latent_attention") and arguments.get("rope_type") == "yarn":
         fields = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
         for name, built_in in fields.items():

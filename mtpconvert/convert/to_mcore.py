@@ -169,7 +169,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         *drop_notes(plan),
         *([] if opened.mapping.dialect else spec_notes(plan)),
         *left_out_notes(source),
-        *without_flag(arguments),
+        *without_flag(arguments, options.mcore_version),
         *computed.notes(),
     ]
     boxes = chunk_boxes(plan)
@@ -203,7 +203,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         sync_tree(staging.path)
         audit = callbacks.gate(source, staging.path) if callbacks.gate else None
         staging.publish()
-    flags = launch_flags(arguments) if options.dialect == "stock" else []
+    flags = launch_flags(arguments, version=options.mcore_version) if options.dialect == "stock" else []
     return Conversion(source, target, plan, moved, flags, changes, notes, options.dialect, audit)
 
 

@@ -135,6 +135,23 @@ def test_flags_spell_lists_and_tuples_as_megatron_parses_them() -> None:
     assert words[words.index("--window-size") + 1] == "4095,0"
 
 
+def test_yarn_of_ordinary_attention_has_no_flags_in_0_16() -> None:
+    """core_v0.16.1 megatron/training/arguments.py: _add_network_size_args takes no "yarn", no flag begins with --yarn;
+    megatron/core/models/gpt/gpt_model.py:GPTModel.__init__ reads seven fields that TransformerConfig does not declare."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    found = arguments("llama", rope_parameters=rope, max_position_embeddings=40960)
+    (sentence,) = without_flag(found, "0.16")
+    assert "yarn_rotary_scaling_factor = 4.0, yarn_original_max_position_embeddings = 40960" in sentence
+    assert sentence.count(" = ") == 7
+    assert without_flag(found) == []
+    for complete in (False, True):
+        here = launch_flags(found, version="0.16", complete=complete)
+        assert not [word for word in here if "yarn" in word or word.startswith("--position")]
+        assert "--yarn-beta-fast" in launch_flags(found, complete=complete)
+    latent = arguments("deepseek_v3", rope_parameters=..., rope_theta=1e4, rope_scaling=V3_ROPE)
+    assert launch_flags(latent, version="0.16") == launch_flags(latent)
+
+
 def test_values_without_a_flag_are_said() -> None:
     kimi = V3_ROPE | {"beta_fast": 1.0, "factor": 32.0}
     (sentence,) = without_flag(arguments("deepseek_v3", rope_parameters=..., rope_theta=5e4, rope_scaling=kimi))
