@@ -1,6 +1,6 @@
 """FP8 -> bf16 against a plain torch dequantisation of the same checkpoint, and the way back: ratios, peak memory.
 
-    python benchmarks/fp8_speed.py [--layers 4] [--pairs 5] [--folder DIR]
+    python benchmarks/fp8_speed.py [--layers 4] [--rounds 5] [--folder DIR]
 
 The yardstick is what a user would run instead: every weight times its scales with torch, saved with safetensors, all
 cores, ending durable. Every run starts a new process; the source is in the page cache. No figure includes an audit.
@@ -8,19 +8,15 @@ cores, ending durable. Every run starts a new process; the source is in the page
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from checkpoints import write_llama
-from measure import MTPCONVERT, alternate, table
+from measure import MTPCONVERT, Goal, alternate, clear, command_line, new_folder, rows_against, table
 
-GOAL = 1.0  # hf2mcore takes no longer than torch
-PEAK = 600e6  # bytes
+GOALS = {"hf2mcore": Goal(1.0, 600e6)}  # no longer than torch
 
 BY_TORCH = """
 import os, sys
@@ -50,42 +46,32 @@ for file in sorted(source.glob("*.safetensors")):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=4, help="4 layers are 1.4 GB of FP8 and bf16, 2.3 GB in bf16")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mtpconvert-bench-", dir=options.folder) as folder:
-        return run(Path(folder), options.layers, options.pairs)
+    of_layers = "4 layers are 1.4 GB of FP8 and bf16, 2.3 GB in bf16"
+    options = command_line(__doc__, layers=4, of_layers=of_layers, rounds=5).parse_args()
+    with new_folder(options.folder) as folder:
+        return run(folder, options.layers, options.rounds)
 
 
-def run(folder: Path, layers: int, pairs: int) -> int:
+def run(folder: Path, layers: int, rounds: int) -> int:
     source, there, back, plain = folder / "hf", folder / "mcore", folder / "back", folder / "torch"
     total = write_llama(source, layers, 1 << 30, fp8=True)
-    runs: dict[str, tuple[Path, list[str]]] = {
-        "torch": (plain, [sys.executable, "-c", BY_TORCH, str(source), str(plain)]),
-        "hf2mcore": (there, [*MTPCONVERT, "hf2mcore", str(source), str(there), "--audit", "none"]),
-        "mcore2hf": (back, [*MTPCONVERT, "mcore2hf", str(there), str(back), "--audit", "none"]),
+    commands = {
+        "torch": [sys.executable, "-c", BY_TORCH, str(source), str(plain)],
+        "hf2mcore": [*MTPCONVERT, "hf2mcore", str(source), str(there), "--audit", "none"],
+        "mcore2hf": [*MTPCONVERT, "mcore2hf", str(there), str(back), "--audit", "none"],
     }
+    targets = {"torch": plain, "hf2mcore": there, "mcore2hf": back}
     os.environ.pop("OMP_NUM_THREADS", None)  # torch may use every core
-    costs = alternate(runs, pairs)
+    costs = alternate(commands, rounds, lambda name: clear(targets[name]))
     for file in sorted(source.iterdir()):
         subprocess.run(["cmp", file, back / file.name], check=True)
-    rows, failed = [], False
-    for name, of_one in costs.items():
-        ratios = [one.wall / base.wall for one, base in zip(of_one, costs["torch"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        wall, peak = statistics.median(cost.wall for cost in of_one), max(cost.peak for cost in of_one)
-        cpu = statistics.median(cost.cpu for cost in of_one)
-        if name == "hf2mcore":
-            failed |= low > GOAL or peak > PEAK
-        rows.append(
-            [name, f"{wall:.2f} s", f"{cpu:.2f} s", f"{total / 1e9 / wall:.2f} GB/s of FP8",
-             f"{middle:.2f} ({low:.2f}-{high:.2f})", f"{peak / 1e6:.0f} MB"]
-        )  # fmt: skip
-    title = f"{total / 1e9:.2f} GB of block-scaled FP8, {pairs} rounds, {os.cpu_count()} cores"
-    print(table(title, ["run", "median", "processor", "rate", "ratio: median (quartiles)", "peak memory"], rows))
-    return int(failed)
+    rows, missed = rows_against(
+        "torch", costs, GOALS, lambda cost: [f"{cost.cpu:.2f} s", f"{total / 1e9 / cost.wall:.2f} GB/s of FP8"]
+    )
+    title = f"{total / 1e9:.2f} GB of block-scaled FP8, {rounds} rounds, {os.cpu_count()} cores"
+    columns = ["run", "median", "processor", "rate", "ratio: median (quartiles)", "at most", "peak memory"]
+    print(table(title, columns, rows))
+    return int(missed)
 
 
 if __name__ == "__main__":

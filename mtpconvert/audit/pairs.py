@@ -62,23 +62,23 @@ def meet(first: Box, second: Box) -> Box | None:
 
 def fits(placement: Placement, inventory: Inventory) -> str | None:
     """Why the placement contradicts its own tensor, or None. Its extents must be those of its part."""
-    spec = inventory.get(placement.block.tensor)
+    block, part = placement.block, placement.part
+    spec, box = inventory.get(block.tensor), block.box
     if spec is None:
         return "names a tensor that is not there"
-    if spec.shape != placement.block.shape:
-        return f"expects shape {list(placement.block.shape)}, the tensor has {list(spec.shape)}"
-    box, part = placement.block.box, placement.part
+    if spec.shape != block.shape:
+        return f"expects shape {list(block.shape)}, the tensor has {list(spec.shape)}"
     if placement.perm is None and len(part) == len(placement.role.shape):
         lead = len(part) - len(box)  # the usual cases, quickly: the same intervals, or after the expert's axis
         if part == box or (lead == 1 and part[1:] == box and part[0][1] - part[0][0] == 1):
             return None
-    extents = extents_of(placement.block.box)
+    extents = extents_of(box)
     if placement.perm is not None:
         if sorted(placement.perm) != list(range(len(extents))):
             return f"permutes {len(extents)} axes by {placement.perm}"
         extents = tuple(extents[at] for at in placement.perm)
-    if extents != extents_of(placement.part):
-        return f"puts {list(extents)} elements where {placement.role.name} has {list(extents_of(placement.part))}"
-    if len(placement.part) != len(placement.role.shape):
-        return f"gives {len(placement.part)} axes to {placement.role.name}, which has {len(placement.role.shape)}"
+    if extents != extents_of(part):
+        return f"puts {list(extents)} elements where {placement.role.name} has {list(extents_of(part))}"
+    if len(part) != len(placement.role.shape):
+        return f"gives {len(part)} axes to {placement.role.name}, which has {len(placement.role.shape)}"
     return None
