@@ -9,7 +9,7 @@ from mtpconvert.audit.causes import Explainer
 from mtpconvert.audit.checksums import check_records
 from mtpconvert.audit.compare import Bench, compare_pairs
 from mtpconvert.audit.describe import Description
-from mtpconvert.audit.dtypes import dtypes_of, right_bits
+from mtpconvert.audit.dtypes import code_of_change, dtypes_of, right_bits
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.less_one import about_less_one
 from mtpconvert.audit.outcomes import Bits, Outcome
@@ -89,7 +89,9 @@ class _Words:
         text += f"; {lost} of {total} values changed, {one} distinct values became {two}"
         if lost and right_bits(after) >= right_bits(before):
             return finding("bytes-differ", text, side="both", tensor=name, other=source, count=lost)
-        code = "narrowed" if right_bits(after) < right_bits(before) else "dtype-changed"
+        code = code_of_change(name, before, after)
+        if code == "widened":
+            text += ": exact"
         return finding(code, text, side="both", tensor=name, other=source, count=lost)
 
     def _bytes(self, name: str, bad: list[Outcome], outcomes: list[Outcome]) -> Finding:

@@ -27,6 +27,7 @@ CODES: dict[str, Code] = {
     "tensor-renamed": Code(_E, "a missing and an unexpected tensor hold equal bytes", "rename it back"),
     "shape-mismatch": Code(_E, "a tensor has another shape on the right", _AGAIN),
     "dtype-changed": Code(_E, "a tensor has another dtype; every value survived", "keep the source's dtype"),
+    "widened": Code(_W, "a router's weight is F32, as transformers writes it; every value survived", "nothing to do"),
     "narrowed": Code(_E, "values were rounded to a narrower dtype", "keep this tensor in its own dtype"),
     "bytes-differ": Code(_E, "a tensor has other numbers on the right", "see the place and the cause given"),
     "norm-less-one": Code(_N, "norms kept as w - 1 on one side and as w on the other, rightly", "nothing to do"),

@@ -148,3 +148,38 @@ def test_what_save_pretrained_leaves_out_is_found(tmp_path: Path, model_type: st
     # published) does the auditor know what is lacking
     known = table["architectures"][0] in HF_FAMILIES and model_type != "minimax_m2"
     assert codes == ({"mtp-layer-incomplete"} if known else set())
+
+
+def test_the_router_that_transformers_widens_is_reported_and_passes(tmp_path: Path) -> None:
+    """``_keep_in_fp32_modules_strict`` of modeling_deepseek_v3.py: ``gate.weight`` is written as F32."""
+    import numpy as np
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    gate = "model.layers.1.mlp.gate.weight"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = CONFIG_MAPPING["deepseek_v3"](**SIZES | MOE | MLA, num_nextn_predict_layers=0)
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path / "left")
+        path = next((tmp_path / "left").glob("*.safetensors"))
+        tensors = read_safetensors(path)
+        dtype, shape, raw = tensors[gate]
+        if dtype == "F32":  # as published: BF16
+            tensors[gate] = ("BF16", shape, (np.frombuffer(raw, "<u4") >> 16).astype("<u2").tobytes())
+            write_safetensors(path, tensors)
+        AutoModelForCausalLM.from_pretrained(tmp_path / "left", dtype="auto").save_pretrained(tmp_path / "right")
+    again = next((tmp_path / "right").glob("*.safetensors"))
+    saved = read_safetensors(again)
+    assert saved[gate][0] == "F32"
+    for level in ("headers", "bits"):
+        report = audit(tmp_path / "left", tmp_path / "right", level=level)
+        assert report.verdict() == "pass"
+        (found,) = [one for one in report.findings if one.tensor == gate]
+        assert (found.code, found.severity.label) == ("widened", "warning")
+    assert "; 0 of 128 values changed, " in found.message and found.message.endswith(": exact")
+    values = bytearray(saved[gate][2])
+    values[0] ^= 1  # below what BF16 holds
+    write_safetensors(again, saved | {gate: ("F32", saved[gate][1], bytes(values))})
+    (found,) = [one for one in audit(tmp_path / "left", tmp_path / "right").findings if one.tensor == gate]
+    assert (found.code, found.severity.label) == ("bytes-differ", "error")
