@@ -164,14 +164,14 @@ def _needs_yarn_by_hand(arguments: Mapping[str, Any], version: str) -> bool:
 
 
 def without_flag(arguments: Mapping[str, Any], version: str = "0.19") -> list[str]:
-    """One sentence for each value that this model needs and no flag of Megatron-LM ``version`` brings into the model."""
+    """One sentence for each value that this model needs and no flag of Megatron-LM ``version`` brings into it."""
     sentences = []
     if _needs_yarn_by_hand(arguments, version):
         # megatron/core/models/gpt/gpt_model.py of 0.16.1 reads them with getattr; transformer_config.py declares none
-        fields = ", ".join(f"{field} = {arguments[name]}" for name, field in _YARN.items())
+        by_hand = ", ".join(f"{field} = {arguments[name]}" for name, field in _YARN.items())
         sentences.append(
             "position_embedding_type is yarn: Megatron-LM 0.16 has no flags for it and stops; run 0.19, whose flags"
-            f" --mcore-version 0.19 gives, or set on TransformerConfig before the model is made: {fields}"
+            f" --mcore-version 0.19 gives, or set on TransformerConfig before the model is made: {by_hand}"
         )
     if arguments.get("multi_latent_attention") and arguments.get("rope_type") == "yarn":
         fields = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}

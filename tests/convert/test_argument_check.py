@@ -137,7 +137,7 @@ def test_flags_spell_lists_and_tuples_as_megatron_parses_them() -> None:
 
 def test_yarn_of_ordinary_attention_has_no_flags_in_0_16() -> None:
     """core_v0.16.1 megatron/training/arguments.py: _add_network_size_args takes no "yarn", no flag begins with --yarn;
-    megatron/core/models/gpt/gpt_model.py:GPTModel.__init__ reads seven fields that TransformerConfig does not declare."""
+    megatron/core/models/gpt/gpt_model.py:GPTModel reads seven fields that TransformerConfig does not declare."""
     rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
     found = arguments("llama", rope_parameters=rope, max_position_embeddings=40960)
     (sentence,) = without_flag(found, "0.16")

@@ -94,9 +94,9 @@ LATENT: dict[str, Family] = {
         aliases={"n_routed_experts": "num_local_experts"},
         float32=DEEPSEEK_FLOAT32,
     ),
-    # modeling_openpangu_moe.py of openPangu-Ultra-MoE-718B: attention (apply_rotary_pos_emb: pairs, as vLLM openpangu.py
-    # with is_neox_style=False) and experts as DeepSeek-V3's, no correction (vLLM: router_enable_expert_bias of later
-    # files); a norm around each part. MTP layers as vLLM openpangu_mtp.py reads them
+    # modeling_openpangu_moe.py of openPangu-Ultra-MoE-718B: attention (apply_rotary_pos_emb: pairs, as in vLLM's
+    # openpangu.py, is_neox_style=False) and experts as DeepSeek-V3's, no correction (vLLM: router_enable_expert_bias of
+    # later files); a norm around each part. MTP layers as vLLM openpangu_mtp.py reads them
     "PanguUltraMoEForCausalLM": Family(
         defaults=defaults.PANGU_ULTRA_MOE,
         attention=always(_LATENT_PAIRS),
