@@ -297,7 +297,13 @@ CASES: dict[str, Case] = {
     "K-EXAONE": Case("ExaoneMoeForCausalLM", mtp=exaone_mtp, depths=1, not_run=("0.16",)),
     "K-EXAONE without MTP": Case("ExaoneMoeForCausalLM", {"num_nextn_predict_layers": 0}),
     "Phi-3": Case("Phi3ForCausalLM"),
-    "Phi-4-mini": Case("Phi3ForCausalLM", {"tie_word_embeddings": True, "partial_rotary_factor": 0.75}),
+    "Phi-4-mini": Case(
+        "Phi3ForCausalLM",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {"partial_rotary_factor": 0.75, "rope_theta": 1e4, "rope_type": "default"},
+        },
+    ),
     "gpt-oss": Case("GptOssForCausalLM"),
 }
 
