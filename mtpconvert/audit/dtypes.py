@@ -37,7 +37,8 @@ def code_of_change(name: str, before: str, after: str) -> str:
     """
     if right_bits(after) < right_bits(before):
         return "narrowed"
-    return "widened" if name.endswith("gate.weight") and after == "F32" and before in ("BF16", "F16") else "dtype-changed"
+    router = name.endswith("gate.weight") and after == "F32" and before in ("BF16", "F16")
+    return "widened" if router else "dtype-changed"
 
 
 def dtypes_of(pair: Pair, left: Side, right: Side) -> tuple[str, str]:
