@@ -10,7 +10,8 @@ import pytest
 
 from mtpconvert.convert.config_arguments import ArgsOptions, arguments_of
 from mtpconvert.convert.launch_flags import NOT_RESTORED, RESTORED
-from mtpconvert.mapping.catalogue import architectures, sample_configs
+from mtpconvert.mapping.catalogue import architectures, file_of, load, sample_configs
+from mtpconvert.mapping.dialect import DialectName
 from tests.support.mcore_cpu import cpu_patches, quiet
 
 ELSEWHERE = {  # flag and argument of 0.19.2 differ in name
@@ -37,7 +38,8 @@ def parsed(words: list[str]) -> dict[str, Any]:
 def test_every_flag_of_a_published_model_is_read_as_it_is_meant(architecture: str) -> None:
     config = sample_configs(architecture)["full"] | {"dtype": "bfloat16"}
     mcore_version = "0.16" if config.get("q_lora_rank", 0) is None else "0.19"  # 0.19 cannot hold DeepSeek-V2-Lite
-    options = ArgsOptions(mcore_version=mcore_version, tp=2, pp=4, ep=8, etp=2)
+    dialect: DialectName = "stock" if load(file_of(architecture)).dialect is None else "bridge"
+    options = ArgsOptions(mcore_version=mcore_version, tp=2, pp=4, ep=8, etp=2, dialect=dialect)
     result = arguments_of(config, options)
     args = parsed([word for flag, value in result.flags for word in ([flag] if value is None else [flag, value])])
     experts = result.arguments["num_experts"] is not None
