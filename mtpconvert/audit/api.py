@@ -15,7 +15,7 @@ from mtpconvert.audit.findings import Finding, Severity, finding
 from mtpconvert.audit.itself import check_itself
 from mtpconvert.audit.ledger import ledger_findings, make_ledger, trunk_lost
 from mtpconvert.audit.mass import check_mass
-from mtpconvert.audit.mtp import MtpLayers, mtp_layers
+from mtpconvert.audit.mtp import MtpLayers, mtp_layers, tell_kinds
 from mtpconvert.audit.outcomes import Bits
 from mtpconvert.audit.packed import as_compared, with_scales
 from mtpconvert.audit.plan import Plan, make_plan, missing_findings
@@ -55,6 +55,7 @@ def audit(
 def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Waiver], today: date) -> Report:
     seen = Seen()
     one, two = open_side(left, "left", seen), open_side(right, "right", seen)
+    tell_kinds(one, two)
     alike = _alike(one, two)
     here = mtp_layers(one)
     there = here if alike else mtp_layers(two)
@@ -91,13 +92,15 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
         from mtpconvert.audit.kept import check_kept_scales
 
         findings += check_kept_scales(one, two, plan)
+    beside = None
     if one.is_huggingface != two.is_huggingface:
         from mtpconvert.audit.kept import check_other_part
 
-        findings += check_other_part(one, two, "trained" if trained else level)
+        beside = check_other_part(one, two, read=level == "bits" and not trained)
+        findings += beside.findings
     findings += missing_findings(plan, one, two, here, there)
     equal = with_scales(bits.equal, two) if level == "bits" else None
-    ledger = make_ledger(one, two, here, there, about_one, about_two, equal)
+    ledger = make_ledger(one, two, here, there, about_one, about_two, equal, plan)
     findings += ledger_findings(one, two, here, there, ledger) + trunk_lost(one, plan.missing, here)
     if trained and level == "bits":
         from mtpconvert.audit.trained import check_trained
@@ -111,6 +114,7 @@ def _audit(left: Path, right: Path, level: str, trained: bool, waivers: list[Wai
     return Report(
         _summary(one, about_one.dialect), _summary(two, about_two.dialect), level, trained, ledger,
         len(plan.matched), bits.nbytes, findings, partial(_states, one, two, plan, bits, here, there), bits.copies,
+        {"tensors": beside.tensors if beside else 0, "bytes": beside.nbytes if beside else 0},
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Kinds of draft parts, told by tensor names: MTP layers and their variants, and what is not MTP but drafts as well.
+"""Kinds of draft parts, told by tensor names, else by the config: MTP layers, their variants, and what drafts besides.
 
 Sources: vLLM 0.33.0 ``model_executor/models/*mtp*.py``, ``eagle.py``, ``medusa.py``; transformers 5.24
 ``models/gemma4_assistant``, ``models/step3p7``; facebook/multi-token-prediction (``extra_heads``); SafeAILab/EAGLE.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``key``: for scripts; ``one``/``many``: what a part is called. ``shown_by``: each matches some tensor's name.
+    """``key``: for scripts; ``one``/``many``: what a part is called. ``shown_by``: each matches some tensor's name, and
+    none of ``without`` does. ``named``: architectures and model types (shell patterns) whose config says as much where
+    a telling tensor is lost; ``keys``: config keys that no other kind of model has.
 
     ``part``: the group ``k`` of a name is the number of its part; None where MTP layers are found by their own rules.
     ``whole``: the checkpoint holds nothing but the draft. ``counts``: dotted config keys that say how many parts there
@@ -30,25 +33,38 @@ class Kind:
     counts: tuple[str, ...] = ()
     beside: int = 0
     remark: str = ""
+    without: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
 
 _LAYER_COUNT = ("num_hidden_layers", "text_config.num_hidden_layers")
+_MEDUSA = ("medusa_num_heads", "num_medusa_heads")
 _LAYERS = r"^(?:layers\.(?P<k>\d+)\.|(?:model\.)?midlayer\.)"
+
+# EAGLE-1 and 2: the first layer takes the projection as it is, and the target norms the last state.
+_NO_EAGLE = (r"^(?:norm|lm_head)\.", r"\.input_layernorm\.", r"_feedforward_layernorm\.")
 
 MTP = Kind("mtp", "MTP layer", "MTP layers")
 # The first whose patterns all match. What drafts without MTP layers comes before what is special about MTP layers.
 KINDS = (
     Kind("eagle3", "EAGLE-3 layer", "EAGLE-3 layers", (r"^(?:model\.)?midlayer\.|^d2t$|^t2d$",), _LAYERS, True,
-         _LAYER_COUNT),
+         _LAYER_COUNT,
+         named=("*Eagle3", "Eagle3*ForCausalLM", "*Eagle3Model", "Eagle3Speculator", "Peagle*", "eagle3")),
     Kind("eagle", "EAGLE layer", "EAGLE layers", (r"^fc\.weight$", r"^layers\.\d+\."), _LAYERS,
-         True, _LAYER_COUNT),
+         True, _LAYER_COUNT,
+         named=("*Eagle", "Eagle*ForCausalLM", "*EagleModel", "EagleDeepSeekMTPModel", "EagleSpeculator", "eagle")),
+    Kind("eagle", "EAGLE layer", "EAGLE layers", (r"^layers\.\d+\.self_attn\.",), _LAYERS,
+         True, _LAYER_COUNT, without=_NO_EAGLE),
     Kind("medusa", "Medusa head", "Medusa heads", (r"^(?:\w*medusa\w*\.)?\d+\.\d+\.(?:linear\.)?(?:weight|bias)$",),
-         r"^(?:\w*medusa\w*\.)?(?P<k>\d+)\.\d+\.", counts=("medusa_num_heads", "num_medusa_heads")),
+         r"^(?:\w*medusa\w*\.)?(?P<k>\d+)\.\d+\.", counts=_MEDUSA,
+         named=("Medusa*", "medusa"), keys=_MEDUSA),
     Kind("parallel-heads", "parallel head", "parallel heads", (r"(?:^|\.)extra_heads\.\d+\.",),
-         r"(?:^|\.)extra_(?:heads|proj)\.(?P<k>\d+)\.", counts=("n_future_tokens",), beside=1),
+         r"(?:^|\.)extra_(?:heads|proj)\.(?P<k>\d+)\.", counts=("n_future_tokens",), beside=1,
+         keys=("n_future_tokens",)),
     Kind("assistant", "assistant layer", "assistant layers",
          (r"(?:^|\.)pre_projection\.weight$", r"(?:^|\.)post_projection\.weight$"), r"^(?:\w+\.)*?layers\.(?P<k>\d+)\.",
-         True, _LAYER_COUNT),
+         True, _LAYER_COUNT, named=("Gemma4*Assistant*", "gemma4_assistant", "gemma4_unified_assistant")),
     Kind("dspark", "DSpark stage", "DSpark stages", (r"(?:^|\.)mtp_dspark\.|\.markov_head\.",),
          r"(?:^|\.)mtp(?:_dspark)?\.(?:(?:layers\.)?(?P<k>\d+)\.)?"),
     Kind("mtp-own-heads", "MTP layer", "MTP layers", (r"\.shared_head\.output\.weight$",),
@@ -63,13 +79,30 @@ KINDS = (
 _ANY = re.compile("|".join(pattern.replace("(?P<k>", "(?:") for kind in KINDS for pattern in kind.shown_by))
 
 
-def kind_of(names: Iterable[str]) -> Kind:
-    """The kind of draft part that a checkpoint with these tensor names has; ``MTP`` where nothing shows another."""
-    found = [name for name in names if ".experts." not in name and _ANY.search(name)]  # experts show none of them
-    if found:
+def kind_of(names: Iterable[str], config: Mapping[str, Any] | None = None) -> Kind:
+    """The kind of draft part that a checkpoint has: by its tensors' names, else by its ``config``, else ``MTP``."""
+    names = [name for name in names if ".experts." not in name]  # experts show none of them
+    if any(_ANY.search(name) for name in names):
         for kind in KINDS:
-            if all(any(re.search(pattern, name) for name in found) for pattern in kind.shown_by):
+            if all(_some(pattern, names) for pattern in kind.shown_by) and not any(
+                _some(pattern, names) for pattern in kind.without
+            ):
                 return kind
+    return _said_by(config or {})
+
+
+def _some(pattern: str, names: Iterable[str]) -> bool:
+    return any(map(re.compile(pattern).search, names))
+
+
+def _said_by(config: Mapping[str, Any]) -> Kind:
+    """The kind that the architecture, the model type or a key of the outermost level stands for."""
+    architectures = config.get("architectures")
+    words = [*(architectures if isinstance(architectures, list) else []), config.get("model_type")]
+    for kind in KINDS:
+        named = any(isinstance(word, str) and fnmatchcase(word, one) for word in words for one in kind.named)
+        if named or any(isinstance(config.get(key), int) for key in kind.keys):
+            return kind
     return MTP
 
 

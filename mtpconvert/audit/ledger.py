@@ -9,6 +9,7 @@ from mtpconvert.audit.drafts import Kind, number_of
 from mtpconvert.audit.findings import Finding, finding
 from mtpconvert.audit.mtp import MtpLayers, declared, expected_prefix, owed
 from mtpconvert.audit.packed import scales_of, without_scale
+from mtpconvert.audit.plan import Plan
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.audit.report_model import LayerLedger, MtpLedger
 
@@ -17,24 +18,30 @@ _MOST_DECLARED = 1000  # layers that are listed without a tensor; a count may be
 
 def make_ledger(
     left: Side, right: Side, here: MtpLayers, there: MtpLayers,
-    one: Description, two: Description, equal: set[str] | None,
+    one: Description, two: Description, equal: set[str] | None, plan: Plan,
 ) -> MtpLedger:  # fmt: skip
-    """``equal``: names on the right all of whose bytes were found equal; None if no byte was read."""
+    """``equal``: names on the right all of whose bytes were found equal; None if no byte was read. ``plan``: which
+    names of either side have no answer on the other."""
     ledger = MtpLedger(declared(left), declared(right), _totals(left, here), _totals(right, there))
     ledger.kinds = {side.label: part.kind.key if part.names else None for side, part in ((left, here), (right, there))}
     kind = here.kind if here.names else there.kind
     count = min(max(owed(left, bool(here.names)), owed(right, bool(there.names))), _MOST_DECLARED)
+    unexpected, missing = set(plan.unexpected), set(plan.missing)
     scales, before = scales_of(right) | without_scale(right), scales_of(left)
     for layer in sorted({*here.names, *there.names, *range(count)}):
         mine, theirs = here.names.get(layer, []), there.names.get(layer, [])
-        expected = _expected(layer, [name for name in mine if name not in before], theirs, right, left, one, two)
-        if left.stored or right.stored or left.kind != right.kind:
-            expected += len(scales.intersection(theirs))
+        present = len(theirs) - len(unexpected.intersection(theirs))
+        if left.kind == right.kind and mine:  # what the left has, in the right's layout
+            expected = present + len(missing.intersection(mine))
+        else:
+            expected = _expected(layer, [name for name in mine if name not in before], theirs, one, two)
+            if left.stored or right.stored or left.kind != right.kind:
+                expected += len(scales.intersection(theirs))
         prefix = there.prefix.get(layer) or _prefix_of(layer, right, here, two) or here.prefix.get(layer, "")
         same = None if equal is None else sum(name in equal for name in theirs)
         ledger.layers.append(LayerLedger(
             layer, prefix, expected, len(mine), len(theirs), same, _bytes(left, mine), _bytes(right, theirs),
-            _sentence(kind, layer, expected, theirs, same, prefix),
+            _sentence(kind, layer, expected, len(theirs), present, same, prefix),
         ))  # fmt: skip
     ledger.sentences = [_summary(side, layers, ledger.layers) for side, layers in ((left, here), (right, there))]
     return ledger
@@ -51,12 +58,10 @@ def _bytes(side: Side, names: Iterable[str]) -> int:
 
 
 def _expected(
-    layer: int, mine: list[str], theirs: list[str], right: Side, left: Side, one: Description, two: Description
+    layer: int, mine: list[str], theirs: list[str], one: Description, two: Description
 ) -> int:  # fmt: skip
-    """Like against like the left's own tensors; else what the right side's description places in that layer
-    (copies where they are there). The right's scales are not among them."""
-    if left.kind == right.kind and mine:
-        return len(mine)
+    """What the right side's description places in that layer (copies where they are there), else the left's own.
+    The right's scales are not among them."""
     described = {name for name, place in two.places_of().items() if place == f"mtp.{layer}"}
     if described:
         return len(described | ({p.block.tensor for p in two.usable if p.copy} & set(theirs)))
@@ -74,16 +79,20 @@ def _prefix_of(layer: int, side: Side, other: MtpLayers, description: Descriptio
     return expected_prefix(side, other if side.is_huggingface else None) if layer == 0 else ""
 
 
-def _sentence(kind: Kind, layer: int, expected: int, theirs: list[str], same: int | None, prefix: str) -> str:
+def _sentence(
+    kind: Kind, layer: int, expected: int, theirs: int, present: int, same: int | None, prefix: str
+) -> str:  # fmt: skip
     part = f"{kind.one} {layer}"
     if not theirs:
         many = f"0 of {expected} tensors" if expected else "no tensor"
         speculation = "MTP speculation" if kind.one == "MTP layer" else "speculation"
         return f"{part}: {many} present on the right (expected under {prefix}); {speculation} will not work"
-    text = f"{part}: {len(theirs)} of {expected} tensors present under {prefix}"
+    text = f"{part}: {present} of {expected} tensors present under {prefix}"
     if same is None:
-        return text + ", bytes not read"
-    return text + (", all equal" if same == len(theirs) else f", {len(theirs) - same} of them not equal")
+        text += ", bytes not read"
+    else:
+        text += ", all equal" if same == present else f", {present - same} of them not equal"
+    return text if present == theirs else f"{text}; {theirs - present} unexpected"
 
 
 def _summary(side: Side, layers: MtpLayers, rows: list[LayerLedger]) -> str:

@@ -73,8 +73,24 @@ def trunk_layers(config: dict[str, Any] | None) -> int | None:
 
 
 def side_kind(side: Side) -> Kind:
-    """The kind of draft part that a side has, by its tensors' names."""
-    return kind_of(side.names.templates) if side.is_huggingface else MTP
+    """The kind of draft part that a side has, by its tensors' names and its config, else as the other side shows it."""
+    own = kind_of(side.names.templates, side.config) if side.is_huggingface else MTP
+    return own if own.part is not None or side.told_kind is None else side.told_kind
+
+
+def tell_kinds(one: Side, two: Side) -> None:
+    """Let each of two Hugging Face sides know the other's kind of draft part, where four names of five are common.
+
+    A telling tensor may be the one that is lost; parts that no MTP layer has are then counted all the same.
+    """
+    if not (one.is_huggingface and two.is_huggingface):
+        return
+    here, there = side_kind(one), side_kind(two)
+    if (here.part is None) == (there.part is None):
+        return
+    more = max(len(one.inventory), len(two.inventory))
+    if 5 * len(one.inventory.keys() & two.inventory.keys()) >= 4 * more:
+        one.told_kind, two.told_kind = there, here
 
 
 def declared(side: Side) -> int | None:

@@ -105,7 +105,7 @@ def _hugging_face(found: Found) -> Inspection:
     reader = SafetensorsReader(found.root)
     inventory = reader.inventory()
     architecture = _architecture(config)
-    kind = kind_of(inventory)
+    kind = kind_of(inventory, config)
     if (rule := _rule(architecture)) is not None and kind is MTP:
         declared = declared_mtp(config, rule)
         layers = present_in_hf(inventory, rule, Scope(config))

@@ -8,20 +8,20 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mtpconvert.errors import NotRepresentableError, some
-from mtpconvert.mapping.refused import DRAFTS, FAMILIES, Refused
+from mtpconvert.mapping.refused import DRAFTS, FAMILIES, MODULES, Refused
 
 
 def refuse(config: Mapping[str, Any], names: Collection[str], *, mapped: bool, drop_mtp: bool = False) -> None:
     """Raise NotRepresentableError for a model that the tables of ``refused`` name; else do nothing.
 
     ``names``: HF tensor names, none where only a config is known. ``mapped``: whether a mapping file of the config's
-    architecture is there; then only tensors can be a reason. ``drop_mtp``: MTP tensors are left out anyway.
+    architecture is there; then only draft tensors can be a reason. ``drop_mtp``: MTP tensors are left out anyway.
     """
     names = [name for name in names if ".experts." not in name]  # many, and they show none of these
     for entry in () if mapped else FAMILIES:
         if (where := _config_place(entry, config)) is not None:
             raise _error(entry, _found(entry, names), where, mapped)
-    for entry in DRAFTS:
+    for entry in (*(() if mapped else MODULES), *DRAFTS):
         if entry.by_tensors and (found := _all_found(entry, names)) and not (entry.mtp and mapped and drop_mtp):
             raise _error(entry, found, "tensor names", mapped)
 
@@ -32,8 +32,10 @@ def _found(entry: Refused, names: Collection[str]) -> list[str]:
 
 
 def _all_found(entry: Refused, names: Collection[str]) -> list[str]:
-    """The tensors that show ``entry``, if each of its patterns has one."""
+    """The tensors that show ``entry``, if each of its patterns has one and nothing speaks against it."""
     found = _found(entry, names)
+    if any(re.search(one, name) for one in entry.without for name in names):
+        return []
     return found if all(any(re.search(one, name) for name in found) for one in entry.tensors) else []
 
 

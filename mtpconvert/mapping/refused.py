@@ -13,8 +13,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Refused:
     """``tensors``: regular expressions for the names that show it. ``by_tensors``: recognised by them alone, where
-    each matches some tensor. ``draft``: a draft model of its own, without a trunk. ``mtp``: only the MTP part is at
-    fault. ``keys``: config keys that no other kind of model has."""
+    each matches some tensor, and none of ``without`` does. ``draft``: a draft model of its own, without a trunk.
+    ``mtp``: only the MTP part is at fault. ``keys``: config keys that no other kind of model has."""
 
     what: str
     reason: str
@@ -25,14 +25,21 @@ class Refused:
     by_tensors: bool = False
     draft: bool = False
     mtp: bool = False
+    without: tuple[str, ...] = ()
 
 
+_EAGLE = (
+    "it is a separate model with its own projection and no norms of embedding and hidden state; Megatron's MTP layer is"
+    " part of its trunk and needs both norms"
+)
 _PARALLEL = "its heads all read one trunk state; Megatron's MTP layers run one after another"
 _HYPER = "stock megatron-core has no module for hyper-connections, several residual streams between the layers"
 _SANDWICH = "stock megatron-core has no module for sandwich norms, a norm after attention or MLP before the residual"
 _POST = "stock megatron-core has no layer that is normed after attention and MLP instead of before"
 _WIDE = "stock megatron-core has no q and k norms over all heads at once, only per head"
-_HC = r"\.(?:attn_hc|ffn_hc|hc_attn\w*|hc_ffn\w*|hc_head\w*|\w*hyper_connection\w*)\b"
+_HC = r"(?:^|\.)(?:attn_hc|ffn_hc|hc_attn\w*|hc_ffn\w*|hc_head\w*|\w*hyper_connection\w*)\b"
+_NO_KDA = "stock megatron-core has no KDA linear-attention layer"
+_INKLING = "stock megatron-core has no layer with short convolutions, and its MTP layer norms no embedding twice"
 _LINEAR = "stock megatron-core's GPTModel has no such linear-attention layers"
 
 # Recognised by names, in this order, where no family is recognised first.
@@ -41,15 +48,19 @@ DRAFTS = (
         "an EAGLE-3 draft model",
         "it reads three trunk states through a projection of its own and has a smaller vocabulary of its own;"
         " Megatron's MTP layer reads the last state and shares the head",
-        architectures=("*Eagle3*", "Eagle3*", "Peagle*"), model_types=("eagle3",),
+        architectures=("*Eagle3", "Eagle3*ForCausalLM", "*Eagle3Model", "Eagle3Speculator", "Peagle*"),
+        model_types=("eagle3",),
         tensors=(r"^(?:model\.)?midlayer\.|^d2t$|^t2d$",), by_tensors=True, draft=True,
     ),
     Refused(
-        "an EAGLE-1 or EAGLE-2 draft model",
-        "it is a separate model with its own projection and no norms of embedding and hidden state; Megatron's MTP"
-        " layer is part of its trunk and needs both norms",
-        architectures=("Eagle*", "*Eagle", "*EagleModel"), model_types=("eagle",),
-        tensors=(r"^fc\.weight$", r"^layers\.\d+\."), by_tensors=True, draft=True,
+        "an EAGLE-1 or EAGLE-2 draft model", _EAGLE,
+        architectures=("*Eagle", "Eagle*ForCausalLM", "*EagleModel", "EagleDeepSeekMTPModel", "EagleSpeculator"),
+        model_types=("eagle",), tensors=(r"^fc\.weight$", r"^layers\.\d+\."), by_tensors=True, draft=True,
+    ),
+    Refused(  # its projection lost: neither a norm before the first layer nor one after the last has ever been there
+        "an EAGLE-1 or EAGLE-2 draft model, its projection fc.weight missing", _EAGLE,
+        tensors=(r"^layers\.\d+\.self_attn\.",), by_tensors=True, draft=True,
+        without=(r"^(?:norm|lm_head|fc\.weight)\b", r"\.input_layernorm\.", r"_feedforward_layernorm\."),
     ),
     Refused(
         "Medusa heads", _PARALLEL,
@@ -103,6 +114,25 @@ DRAFTS = (
     ),
 )  # fmt: skip
 
+# Modules that no known model beside these has, recognised by names where no mapping file of the architecture is there.
+# Names: transformers 5.24 ``conversion_mapping.py`` and ``models/{deepseek_v4,hy_v4,glm5_next,kimi_linear,mamba*}``.
+MODULES = (
+    Refused(
+        "a model with hyper-connections (DeepSeek-V4, Qwen4-exp, GLM-5-next and HY-V4 have them)", _HYPER,
+        tensors=(_HC,), by_tensors=True,
+    ),
+    Refused(
+        "a model with KDA linear attention (Kimi-K3, Kimi-Linear and GLM-5-next have it)", _NO_KDA,
+        tensors=(r"\.(?:[qkv]_conv1d|f_[ab]_proj)\.",), by_tensors=True,
+    ),
+    Refused("a model with Inkling's modules", _INKLING, tensors=(r"\.(?:w13_dn|wq_du)\b",), by_tensors=True),
+    Refused(
+        "a Mamba model, or a hybrid one (Nemotron-H and Nemotron-3 are)",
+        "this tool does not support Megatron-Core's Mamba layers yet",
+        tensors=(r"(?:^|\.)backbone\.layers\.\d+\.mixer\.",), by_tensors=True,
+    ),
+)  # fmt: skip
+
 # Recognised by architecture or model type, as long as no mapping file of the architecture is there.
 FAMILIES = (
     *(entry for entry in DRAFTS if entry.architectures or entry.model_types or entry.keys),
@@ -114,13 +144,12 @@ FAMILIES = (
     ),
     Refused("HY-V4", _HYPER, ("HYV4*",), ("hy_v4*",), (_HC,)),
     Refused(
-        "Kimi-K3 and Kimi-Linear", "stock megatron-core has no KDA linear-attention layer",
+        "Kimi-K3 and Kimi-Linear", _NO_KDA,
         ("KimiK3*", "KimiLinear*"), ("kimi_k3*", "kimi_linear"),
         (r"\.(?:kda\w*|linear_attn|\w_conv1d|A_log|dt_bias)\b",),
     ),
     Refused(
-        "Inkling",
-        "stock megatron-core has no layer with short convolutions, and its MTP layer norms no embedding twice",
+        "Inkling", _INKLING,
         ("Inkling*",), ("inkling*",), (r"\.(?:w13_dn|wq_du|chain_norm|embed_norm|\w*conv\w*)\b",),
     ),
     Refused(

@@ -11,7 +11,7 @@ from mtpconvert.audit.api import audit
 from mtpconvert.audit.mtp import mtp_layers
 from mtpconvert.audit.readers.opening import open_side
 from tests.support.command_line import Run, run
-from tests.support.draft_kinds import KINDS, Checkpoint
+from tests.support.draft_kinds import KINDS, Checkpoint, base, trunk
 from tests.support.json_schema import faults
 from tests.support.sparse import write_headers
 
@@ -63,6 +63,67 @@ def test_a_copy_passes_and_a_loss_is_named(kind: str, tmp_path: Path) -> None:
     if len(lost) > 1:
         (gone,) = (found for found in report.findings if found.code == "mtp-layer-missing")
         assert gone.message.startswith(f"{checkpoint.one} {last}: 0 of {len(lost)} tensors present on the right")
+
+
+TELLING = {
+    "gemma 4 assistant": ("pre_projection.weight", "post_projection.weight"),
+    "eagle 1": ("fc.weight", "fc.bias", "layers.0.self_attn.q_proj.weight"),
+    "eagle 3": ("d2t", "midlayer.self_attn.q_proj.weight"),
+    "medusa": ("0.0.linear.weight",),
+    "meta": ("extra_heads.2.feed_forward.w1.weight", "norm.weight"),
+    "dspark": ("mtp_dspark.markov_head.weight",),
+}
+
+
+@pytest.mark.parametrize("kind", TELLING)
+def test_a_draft_without_a_telling_tensor_is_still_one(kind: str, tmp_path: Path, run: Run) -> None:
+    """Either side; inspect and the converter, which have only the one checkpoint, say it too."""
+    checkpoint = KINDS[kind]
+    whole = written(tmp_path / "whole", checkpoint)
+    for lost in TELLING[kind]:
+        source = written(tmp_path / lost, checkpoint, without={lost})
+        for left, right in ((whole, source), (source, whole)):
+            report = audit(left, right, level="headers")
+            assert report.mtp.kinds == {"left": checkpoint.kind, "right": checkpoint.kind}
+            code = "missing" if right is source else "unexpected"
+            found = {f.code for f in report.findings if f.tensor == lost}
+            assert found <= {f"mtp-tensor-{code}", f"tensor-{code}"} and found
+            assert (f"mtp-tensor-{code}" in found) == (lost in checkpoint.draft_names)
+            (count, more), *_ = {
+                (len(part), len(part) - (lost in part)) for part in checkpoint.parts.values() if lost in part
+            } or {(0, 0)}
+            said = f"{more} of {count} tensors present" if right is source else f"{more} of {more} tensors present"
+            sentences = [row.sentence for row in report.mtp.layers]
+            assert not count or any(said in sentence for sentence in sentences), sentences
+            assert right is source or not count or any(sentence.endswith("; 1 unexpected") for sentence in sentences)
+        shown = run("inspect", source, "--json").json["mtp"]
+        assert (shown["kind"], shown["declared"]) == (checkpoint.kind, checkpoint.declared)
+        assert shown["tensors"] == len(checkpoint.draft_names - {lost})
+        result = run("plan", source)
+        assert result.code == 10 and checkpoint.reason in result.err
+
+
+def test_the_other_side_says_what_a_config_does_not(tmp_path: Path) -> None:
+    """Half of an assistant's projections, and a config that names no architecture."""
+    assistant = KINDS["gemma 4 assistant"]
+    config = {"text_config": assistant.config["text_config"]}
+    left = write_headers(tmp_path / "left", config, assistant.shapes, assistant.dtypes)
+    shapes = {name: shape for name, shape in assistant.shapes.items() if name != "pre_projection.weight"}
+    report = audit(left, write_headers(tmp_path / "right", config, shapes, assistant.dtypes), level="headers")
+    assert report.mtp.kinds == {"left": "assistant", "right": "assistant"}
+    assert "config declares 2 assistant layers; 2 assistant layers present" in report.mtp.sentences[1]
+    other = write_headers(tmp_path / "other", base("LlamaForCausalLM", "llama"), trunk())
+    assert audit(left, other, level="headers").mtp.kinds == {"left": "assistant", "right": None}
+
+
+def test_a_config_of_another_eagle_is_no_draft(tmp_path: Path) -> None:
+    """NVIDIA's Eagle 2.5 and 3 are vision models; a bare trunk that lost its last norm is no EAGLE either."""
+    for number, (name, shapes) in enumerate((
+        ("Eagle2_5_VLForConditionalGeneration", trunk()), ("Eagle3_VLForConditionalGeneration", trunk()),
+        ("LlamaModel", {n: s for n, s in trunk("").items() if n not in ("norm.weight", "lm_head.weight")}),
+    )):  # fmt: skip
+        source = write_headers(tmp_path / f"{number}", base(name, "other"), shapes)
+        assert mtp_layers(open_side(source, "left")).kind.key == "mtp"
 
 
 @pytest.mark.parametrize("kind", ["medusa", "meta", "eagle 3", "gemma 4 assistant"])

@@ -56,6 +56,36 @@ def test_every_trunk_without_a_module_in_megatron(family: str, run: Run, tmp_pat
     assert run("mappings", "check", "--config", source / "config.json").code == 10
 
 
+MODULES = {  # kind -> (the name without which it is not known, a piece of what is said)
+    "inkling": ("wq_du", "a model with Inkling's modules"),
+    "glm 5 next": ("attn_hc", "a model with hyper-connections"),
+    "hy v4": ("attn_hc", "a model with hyper-connections"),
+    "deepseek v4": ("hc_attn_fn", "a model with hyper-connections"),
+    "qwen4 exp": ("hyper_connection", "a model with hyper-connections"),
+    "kimi k3": ("q_conv1d", "a model with KDA linear attention"),
+    "nemotron 3": ("mixer", "a Mamba model, or a hybrid one"),
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_modules_tell_a_family_of_an_unknown_name(kind: str, run: Run, tmp_path: Path) -> None:
+    """An architecture that nobody has heard of, or none at all; a mapped one is believed, and fails by its tensors."""
+    checkpoint = KINDS[kind]
+    name, what = MODULES[kind]
+    renamed = base("OddForCausalLM", "odd")
+    nameless = {key: value for key, value in renamed.items() if key not in ("architectures", "model_type")}
+    for number, config in enumerate((renamed, nameless)):
+        source = write_headers(tmp_path / f"{number}", config, checkpoint.shapes, checkpoint.dtypes)
+        result = run("plan", source)
+        assert (result.code, result.out) == (10, "")
+        assert what in result.err and checkpoint.reason.replace("hybrid Mamba models", "Mamba layers") in result.err
+        assert any(name in found and found in result.err for found in checkpoint.shapes), result.err
+    mapped = renamed | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    trunk_only = {n: s for n, s in checkpoint.trunk.items() if ".experts." not in n}
+    result = run("plan", write_headers(tmp_path / "mapped", mapped, trunk_only))
+    assert result.code not in (0, 10) and what not in result.err
+
+
 def test_dropping_mtp_helps_only_where_the_trunk_has_a_mapping(run: Run, tmp_path: Path) -> None:
     """Own heads on a DeepSeek-V3 trunk, and on a trunk that nothing maps."""
     step = KINDS["step 3.5"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mtpconvert.audit.drafts import Kind
 from mtpconvert.audit.findings import Finding
 from mtpconvert.audit.readers.names import Names
 from mtpconvert.tensors import DTYPE_BITS, Box, Inventory, Shape
@@ -57,7 +58,8 @@ class Side:
     ``locate(name)`` gives the disjoint pieces of a tensor; it may raise CheckpointError. ``broken`` holds tensors
     whose bytes are not all there: they are reported once, and not compared. ``home`` maps a tensor to the file that
     holds it, where that says anything (safetensors shards). ``packed``: tensors of the inventory that are decoded as
-    they are read; ``stored`` is then the side as it lies on disk.
+    they are read; ``stored`` is then the side as it lies on disk. ``told_kind``: what drafts, as the
+    other side shows it.
     """
 
     label: str
@@ -80,6 +82,7 @@ class Side:
     bytes_total: int = 0
     packed: dict[str, Packed] = field(default_factory=dict)
     stored: Side | None = None
+    told_kind: Kind | None = None
     _names: Names | None = None
 
     @property
