@@ -102,6 +102,7 @@ CODES: dict[str, Code] = {
     "scale-shape": Code(_E, "a scale tensor that does not fit its weight's blocks", "write the scales again"),
     "scale-invalid": Code(_E, "a scale that is zero, negative or not finite", "quantise the weight again"),
     "other-part": Code(_N, "tensors of another part of the model than Megatron's", "nothing to do"),
+    "other-part-missing": Code(_E, "another part that the config wants, and that is kept, is not there", _AGAIN),
     "kept-tensors": Code(_E, "tensors kept for the way back that are not the source's", "convert again"),
     "kept-scales": Code(_E, "scales kept for the way back that are not the source's", "convert again"),
     "quant-no-block-size": Code(_E, "scaled blocks whose size the config does not say", "restore weight_block_size"),

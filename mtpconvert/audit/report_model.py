@@ -96,6 +96,7 @@ class Report:
     findings: list[Finding]
     states: Callable[[], list[TensorState]] = list  # worked out when a map is drawn
     copies: list[str] = field(default_factory=list)
+    passthrough: dict[str, int] = field(default_factory=lambda: {"tensors": 0, "bytes": 0})  # of another part, as kept
 
     def failing(self, fail_on: str = "error") -> list[Finding]:
         least = Severity[fail_on.upper()]
@@ -111,7 +112,13 @@ class Report:
             "left": self.left.as_json(),
             "right": self.right.as_json(),
             "mtp": self.mtp.as_json(),
-            "checked": {"tensors": self.tensors, "bytes": self.nbytes, "level": self.level, "trained": self.trained},
+            "checked": {
+                "tensors": self.tensors,
+                "bytes": self.nbytes,
+                "passthrough": self.passthrough,
+                "level": self.level,
+                "trained": self.trained,
+            },
             "findings": [finding.as_json() for finding in self.findings],
             "verdict": self.verdict(fail_on),
         }

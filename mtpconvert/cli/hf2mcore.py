@@ -104,6 +104,8 @@ def _say_how_to_launch(result: Conversion) -> None:
     if result.dialect == "bridge":
         click.echo("Give it to Megatron-Bridge as pretrained_checkpoint of this model's own provider.")
         return
+    if not result.launch_flags:
+        return  # a note says why
     click.echo("Launch Megatron with these flags; --use-checkpoint-args does not restore them, and without them")
     click.echo("the model loads wrong and says nothing:")
     click.echo("  " + shlex.join(["--load", str(result.target), *result.launch_flags]))

@@ -1,7 +1,9 @@
 """Side files: everything of a Hugging Face directory that is no weight, carried byte for byte through ``hf_assets/``.
 
 hf_assets/                  the source's files as they are: config.json, tokenizer, remote code, licence, index
-hf_assets/mtpconvert/       ours: shard headers, tensors set aside, FP8 scales, manifest.json; never restored as files
+hf_assets/passthrough/      ours: tensors of other modalities and what else a row sets aside
+hf_assets/mtpconvert/       ours: shard headers, FP8 scales, originals, manifest.json; like passthrough/ never restored
+                            as files
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from mtpconvert.errors import CheckpointError, some
 from mtpconvert.stores.detect import HEADERS
 
 OWN = HEADERS.partition("/")[0]
-ASIDE = f"{OWN}/aside"
+ASIDE = "passthrough"
+OLD_ASIDE = f"{OWN}/aside"  # where earlier conversions put them
+OURS = (OWN, ASIDE)  # names that no source may have
 SCALES = f"{OWN}/scales"  # of block-scaled FP8 weights
 ORIGINALS = f"{OWN}/originals"  # of tensors that a row's codec does not give back
 _WEIGHTS = (
@@ -56,7 +60,7 @@ def _files(folder: Path) -> list[Path]:
         relative = Path(root).relative_to(folder)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         if ours and relative == Path():
-            folders[:] = [name for name in folders if name != OWN]
+            folders[:] = [name for name in folders if name not in OURS]
         above = [(folder / parent).resolve() for parent in (relative, *relative.parents)]
         for name in folders:
             inner = (Path(root) / name).resolve()

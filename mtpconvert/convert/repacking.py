@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mtpconvert.convert.configs import read_config
 from mtpconvert.convert.packings import Packing, quantisation_paths
 from mtpconvert.convert.reference import WANTED, Reference
 from mtpconvert.errors import CheckpointError, NotRepresentableError, some
@@ -42,7 +43,7 @@ def packing_to_write(
             text = f"{len(packing.tensors):,} tensors that the reference packs are written as bf16, without scales"
             plan.notes.append(text)
         return Packing(), dict.fromkeys(paths)
-    if paths and reference.layout is None:
+    if paths and reference.layout is None and not _packed_before(reference):
         raise CheckpointError(
             f"config.json has a {paths[0]}, and the reference has no weights that say which tensors it covers",
             where=str(reference.folder),
@@ -51,6 +52,11 @@ def packing_to_write(
     if packing.tensors:
         _check_encodable(packing, reference)
     return packing, {}
+
+
+def _packed_before(reference: Reference) -> bool:
+    """Whether the checkpoint's own ``hf_assets``, whose names stand in, are packed too by their config."""
+    return reference.own is not None and bool(quantisation_paths(read_config(reference.own.folder)))
 
 
 def _check_encodable(packing: Packing, reference: Reference) -> None:

@@ -14,9 +14,16 @@ from mtpconvert.convert.encoding_writer import EncodingWriter
 from mtpconvert.convert.execute import execute
 from mtpconvert.convert.inspect_bytes import nonzero_rows
 from mtpconvert.convert.notes import drop_notes
-from mtpconvert.convert.packings import Packing, packing_of
+from mtpconvert.convert.packings import Packing, packing_of, quantisation_paths
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
-from mtpconvert.convert.reference import Reference, find_reference
+from mtpconvert.convert.reference import (
+    Reference,
+    completed,
+    find_reference,
+    layout_notes,
+    refuse_lost_parts,
+    without_own,
+)
 from mtpconvert.convert.repacking import packing_to_write
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.row_codecs import ComputingWriter
@@ -24,10 +31,12 @@ from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, ConfigError, NotRepresentableError, UsageError, some
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
+from mtpconvert.mapping.check import VOCAB_TENSORS
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.mtp import present_in_mcore
 from mtpconvert.mapping.plan import Plan, plan_to_hf
+from mtpconvert.mapping.spelling import spelled
 from mtpconvert.stores.detect import detect
 from mtpconvert.stores.safetensors.layout import SafetensorsLayout
 from mtpconvert.stores.safetensors.plan import adapt_layout, parse_size, plan_layout
@@ -75,9 +84,36 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
         )
     reference = find_reference(options.reference, found.assets, source)
     reader, config = TorchDistReader(found.iteration_dir), read_config(reference.folder)
-    stored = {} if reference.layout is None else reference.layout.inventory()
-    mapping = mapping_for(config, options.mapping, list(stored), drop_mtp=options.mtp == "drop")
-    packing = packing_of(config, stored, str(reference.folder)).of_language_model(mapping)
+    stored = [] if reference.layout is None else list(reference.layout.inventory())
+    mapping = mapping_for(config, options.mapping, stored, drop_mtp=options.mtp == "drop")
+    reference, notes = completed(reference, mapping, config)
+    refuse_lost_parts(reference, mapping, config, notes)
+    opened = _opened(source, reader, reference, config, mapping, options)
+    if reference.layout is None and (other := _other_shapes(opened)):
+        reference, notes = without_own(reference, f"it has tensors of other shapes: {some(other)}")
+        refuse_lost_parts(reference, mapping, config, notes)
+        opened = _opened(source, reader, reference, config, mapping, options)
+    opened.plan.notes += [*layout_notes(reference, opened.plan.variants, opened.plan.asides), *notes]
+    return opened
+
+
+def _opened(
+    source: Path,
+    reader: TorchDistReader,
+    reference: Reference,
+    config: dict[str, Any],
+    mapping: Mapping,
+    options: ToHf,
+) -> McoreSource:
+    stored = reference.before
+    if reference.layout is None:
+        mapping = spelled(mapping, stored)
+    packs = bool(quantisation_paths(config)) or reference.layout is not None
+    packing_config = config if packs or reference.own is None else read_config(reference.own.folder)
+    packing = packing_of(packing_config, stored, str(reference.folder)).of_language_model(mapping)
+    names = list(packing.decoded(stored))
+    if not packs:
+        packing = Packing()  # by the reference's config.json, what was packed is to be plain now
     changes: dict[str, Any] = {}
     rows = _vocab_rows(reader.inventory(), config, mapping.config_key("vocab_size"), options)
     if rows is not None:
@@ -86,10 +122,11 @@ def open_source(source: Path, options: ToHf) -> McoreSource:
         mapping,
         config,
         reader.inventory(),
-        reference=None if reference.layout is None else list(packing.decoded(stored)),
+        reference=None if reference.layout is None else names,
+        before=names,
         drop_mtp=options.mtp == "drop",
         vocab_rows=rows,
-        where=str(found.iteration_dir),
+        where=str(reader.root),
     )
     if options.mtp == "drop" and plan.mtp.key is not None:
         changes[plan.mtp.key] = 0
@@ -122,7 +159,7 @@ def mcore2hf(source: Path, target: Path, options: ToHf, callbacks: Callbacks) ->
         *plan.notes,
         *drop_notes(plan),
         *_padding_notes(plan, reader),
-        *_dtype_notes(plain, opened.reference.layout),
+        *_dtype_notes(plain, opened.reference.before),
     ]
     needed = room_for(shard.header.end for shard in layout.shards) + room_for_side_files(folder, side_files)
     needed += 0 if layout.index is None else room_for([len(layout.index.raw)])
@@ -174,7 +211,8 @@ def _aside_specs(opened: McoreSource) -> Inventory:
     if not opened.plan.asides:
         return {}
     kept = {} if opened.reference.asides is None else opened.reference.asides.inventory()
-    if lost := [name for name in opened.plan.asides if name not in kept]:
+    before = opened.reference.before
+    if lost := [name for name in opened.plan.asides if name not in kept or kept[name] != before[name]]:
         raise CheckpointError(
             f"the reference lists {', '.join(lost[:5])} and no longer holds the bytes",
             where=str(opened.reference.folder),
@@ -182,7 +220,7 @@ def _aside_specs(opened: McoreSource) -> Inventory:
         )
     specs = {name: kept[name] for name in opened.plan.asides}
     packed = [name for name, spec in specs.items() if spec.dtype.startswith("F8_")]
-    if packed and None in opened.config_changes.values():
+    if packed and (None in opened.config_changes.values() or not quantisation_paths(opened.config)):
         raise NotRepresentableError(
             f"{len(packed)} tensors that are set aside are FP8 and come back so, which a config.json without"
             f" quantization_config contradicts: {some(packed, 3)}",
@@ -211,10 +249,16 @@ def _padding_notes(plan: Plan, reader: TorchDistReader) -> list[str]:
     return notes
 
 
-def _dtype_notes(written: Inventory, layout: SafetensorsLayout | None) -> list[str]:
-    if layout is None:
-        return []
-    before = layout.inventory()
+def _other_shapes(opened: McoreSource) -> list[str]:
+    """Tensors that had another shape before, those with a row per token left out; packed ones have a check of their
+    own."""
+    before, plan = opened.reference.before, opened.plan
+    rows = {tile.hf.tensor for tile in plan.tiles if tile.mcore.tensor in VOCAB_TENSORS}
+    plain = [name for name in plan.hf if name in before and before[name].dtype in ("BF16", "F16", "F32")]
+    return [name for name in plain if before[name].shape != plan.hf[name].shape and name not in rows]
+
+
+def _dtype_notes(written: Inventory, before: Inventory) -> list[str]:
     changed: dict[str, int] = {}
     for name, spec in written.items():
         if name in before and before[name].dtype != spec.dtype:

@@ -13,7 +13,7 @@ from mtpconvert.convert.arguments import Facts, Plain, launch_flags, megatron_ar
 from mtpconvert.convert.assets import (
     ASIDE,
     ORIGINALS,
-    OWN,
+    OURS,
     SCALES,
     checked_side_files,
     copy_side_files,
@@ -48,6 +48,10 @@ from mtpconvert.stores.safetensors.writer import SafetensorsWriter
 from mtpconvert.stores.torch_dist.writer import McoreVersion, Spec, TorchDistWriter
 from mtpconvert.tensors import DTYPE_BITS, Inventory
 
+NO_ARGUMENTS = (
+    "the mapping has no [arguments]: the checkpoint's args hold nothing of the model, not even its sizes, and Megatron"
+    " cannot be launched from them"
+)
 _RECORD_OVERHEAD = 2048  # bytes, generously: container around a record and its lines in .metadata
 
 
@@ -115,12 +119,13 @@ def open_source(source: Path, options: ToMcore) -> HfSource:
         raise UsageError(
             f"{source} is no Hugging Face directory but {found.kind}", next_step="mcore2hf goes the other way"
         )
-    if (source / OWN).exists():
-        raise CheckpointError(
-            f"the source has something called '{OWN}', the name of what {ASSETS} keeps beside side files",
-            where=str(source / OWN),
-            next_step="move it away",
-        )
+    for own in OURS:
+        if (source / own).exists():
+            raise CheckpointError(
+                f"the source has something called '{own}', the name of what {ASSETS} keeps beside side files",
+                where=str(source / own),
+                next_step="move it away",
+            )
     files, config = SafetensorsReader(source), read_config(source)
     mapping = mapping_for(config, options.mapping, files.inventory(), drop_mtp=options.mtp == "drop")
     refuse_version(mapping, config, options.mcore_version)
@@ -169,7 +174,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         *drop_notes(plan),
         *([] if opened.mapping.dialect else spec_notes(plan)),
         *left_out_notes(source),
-        *without_flag(arguments, options.mcore_version),
+        *(without_flag(arguments, options.mcore_version) if opened.mapping.arguments else [NO_ARGUMENTS]),
         *computed.notes(),
     ]
     boxes = chunk_boxes(plan)
@@ -203,7 +208,8 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         sync_tree(staging.path)
         audit = callbacks.gate(source, staging.path) if callbacks.gate else None
         staging.publish()
-    flags = launch_flags(arguments, version=options.mcore_version) if options.dialect == "stock" else []
+    stock = options.dialect == "stock" and opened.mapping.arguments
+    flags = launch_flags(arguments, version=options.mcore_version) if stock else []
     return Conversion(source, target, plan, moved, flags, changes, notes, options.dialect, audit)
 
 

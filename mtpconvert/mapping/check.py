@@ -121,7 +121,7 @@ def derived(expansion: Expansion, source: Inventory, target: Literal["hf", "mcor
 
 def megatron_vocab_rows(source: Inventory, vocab: int, where: str) -> int:
     """Rows of Megatron's embedding. Raises ConfigError where they are fewer than the config's tokens."""
-    rows = {name: source[name].shape[0] for name in _VOCAB_TENSORS if name in source}
+    rows = {name: source[name].shape[0] for name in VOCAB_TENSORS if name in source}
     for name, count in rows.items():
         if count < vocab:
             raise ConfigError(
@@ -132,7 +132,7 @@ def megatron_vocab_rows(source: Inventory, vocab: int, where: str) -> int:
     return max(rows.values(), default=vocab)
 
 
-_VOCAB_TENSORS = ("embedding.word_embeddings.weight", "output_layer.weight")
+VOCAB_TENSORS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 def wanted_copies(expansion: Expansion, reference: Collection[str] | None) -> list[Copy]:

@@ -154,11 +154,13 @@ def plan_to_hf(
     source: Inventory,
     *,
     reference: Collection[str] | None,
+    before: Collection[str] = (),
     drop_mtp: bool = False,
     vocab_rows: int | None = None,
     where: str = "",
 ) -> Plan:
-    """Plan Megatron -> HF. ``reference``: the tensor names that the HF side shall have; None: as the mapping says.
+    """Plan Megatron -> HF. ``reference``: the tensor names that the HF side shall have; None: as the mapping says, and
+    ``before``, the names that it once had, chooses among variants and says what was set aside.
 
     ``vocab_rows`` overrides the config's ``vocab_size``. Raises as ``plan_to_mcore`` does.
     """
@@ -180,7 +182,8 @@ def plan_to_hf(
     if vocab_rows is not None:
         scope.config = {**scope.config, "vocab_size": vocab_rows}
     padded = check.megatron_vocab_rows(source, scope.integer("vocab_size"), where)
-    expansion = expand(mapping, scope, padded, reference)
+    listed = before if reference is None else reference
+    expansion = expand(mapping, scope, padded, listed or None)
     proof = proven(mapping, expansion)
     check.mcore_source(expansion, source, where)
     mcore = dict(source)
@@ -188,8 +191,8 @@ def plan_to_hf(
     copies = check.wanted_copies(expansion, reference)
     for copy in copies:
         hf[copy.tensor] = replace(hf[copy.source], name=copy.tensor)
-    asides = {n: reason for n, (_, reason) in expansion.asides.items() if reference is not None and n in reference}
-    asides |= {name: OTHER_PART for name in reference or () if mapping.passes_through(name)}
+    asides = {name: reason for name, (_, reason) in expansion.asides.items() if name in listed}
+    asides |= {name: OTHER_PART for name in listed if mapping.passes_through(name)}
     if reference is not None:
         check.reference_names(reference, hf, asides, scope.value("num_hidden_layers"), where)
     written = [spec for name, spec in hf.items() if check.mtp_of(expansion, name) is not None]

@@ -260,9 +260,9 @@ def test_asides_whose_bytes_are_gone(run: Run, memory: Path) -> None:
     edit_shard(home_of(source, "model.norm.weight"), lambda tensors: tensors.update({name: ("F32", (3,), bytes(12))}))
     reindex(source)
     assert run("hf2mcore", source, memory / "mcore").code == 0
-    for path in sorted((memory / "mcore" / "hf_assets" / "mtpconvert" / "aside").iterdir()):
+    for path in sorted((memory / "mcore" / "hf_assets" / "passthrough").iterdir()):
         path.unlink()
-    (memory / "mcore" / "hf_assets" / "mtpconvert" / "aside").rmdir()
+    (memory / "mcore" / "hf_assets" / "passthrough").rmdir()
     says(run("mcore2hf", memory / "mcore", memory / "out"), 6, name, "no longer holds the bytes", "--reference")
 
 

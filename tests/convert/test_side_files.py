@@ -121,10 +121,11 @@ def test_hidden_folders_and_other_weights_stay_behind_and_the_weights_are_said(m
     assert left_out_notes(write_tiny("qwen3", memory / "plain")) == []
 
 
-def test_a_folder_called_as_ours_is_refused_in_a_source(memory: Path) -> None:
+@pytest.mark.parametrize("file", ["mtpconvert/manifest.json", "passthrough/README.md", "passthrough"])
+def test_what_is_called_as_ours_is_refused_in_a_source(file: str, memory: Path) -> None:
     source = write_tiny("qwen3", memory / "hf")
-    put(source, {"mtpconvert/manifest.json": b"{}"})
-    with pytest.raises(CheckpointError, match="something called 'mtpconvert'"):
+    put(source, {file: b"{}"})
+    with pytest.raises(CheckpointError, match=f"something called '{file.partition('/')[0]}'"):
         to_mcore(source, memory / "mcore")
 
 
@@ -132,7 +133,7 @@ def test_a_reference_with_such_a_folder_keeps_it(memory: Path) -> None:
     """Only hf_assets has a folder of ours; in a Hugging Face reference it is a side file like any other."""
     source = write_tiny("qwen3", memory / "hf")
     to_mcore(source, memory / "mcore")
-    put(source, {"mtpconvert/x.txt": b"x", "hf_assets_of_another/y.txt": b"y"})
+    put(source, {"mtpconvert/x.txt": b"x", "passthrough/z.txt": b"z", "hf_assets_of_another/y.txt": b"y"})
     to_hf(memory / "mcore", memory / "back", reference=source)
     assert sha256_tree(memory / "back") == sha256_tree(source)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -26,12 +27,19 @@ def test_there_and_back(run: Run, memory: Path) -> None:
     tensors[WEIGHT + "_scale_inv"] = torch.full((-(-rows // 16), -(-columns // 16)), 0.25)
     save_file(tensors, file, metadata={"format": "pt"})
     config = json.loads((memory / "hf" / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    plain = [name.removesuffix(".weight") for name in tensors if name.endswith(".weight") and name != WEIGHT]
+    config["quantization_config"] = {
+        "quant_method": "fp8", "weight_block_size": [16, 16],
+        "modules_to_not_convert": [*plain, "mtp.fc"],
+    }  # fmt: skip
     (memory / "hf" / "config.json").write_text(json.dumps(config))
-    there = run("hf2mcore", memory / "hf", memory / "mcore", "--audit", "none")
+    there = run("hf2mcore", memory / "hf", memory / "mcore", "--audit", "bits")
     assert there.code == 0, there.err
-    for reference in ([], ["--reference", memory / "hf"]):
-        back = run("mcore2hf", memory / "mcore", memory / "back", "--overwrite", "--audit", "none", *reference)
+    (memory / "config").mkdir()
+    shutil.copy(memory / "hf" / "config.json", memory / "config")
+    for folder in (None, memory / "hf", memory / "config"):
+        reference = [] if folder is None else ["--reference", folder]
+        back = run("mcore2hf", memory / "mcore", memory / "back", "--overwrite", "--audit", "bits", *reference)
         assert back.code == 0, back.err
         assert sha256_tree(memory / "back") == sha256_tree(memory / "hf")
     refused = run("mcore2hf", memory / "mcore", memory / "plain", "--dtype", "bfloat16")

@@ -13,7 +13,9 @@ def render(report: Report, fail_on: str) -> str:
     verdict = report.verdict(fail_on)
     read = "headers only" if report.level == "headers" else f"every byte ({size_words(report.nbytes)})"
     out = [f"## Checkpoint audit: {verdict}", ""]
-    out += [f"`{report.left.path}` against `{report.right.path}`: {report.tensors} tensors, {read}.", ""]
+    count = report.passthrough["tensors"]
+    beside = f" Beside them {count} of another part of the model, as kept for the way back." if count else ""
+    out += [f"`{report.left.path}` against `{report.right.path}`: {report.tensors} tensors, {read}.{beside}", ""]
     out += ["| | kind | tensors | bytes |", "|---|---|---:|---:|"]
     for label, side in (("left", report.left), ("right", report.right)):
         out.append(f"| {label} | {side.kind}, {side.layout} | {side.tensors} | {size_words(side.nbytes)} |")

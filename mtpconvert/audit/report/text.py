@@ -58,5 +58,13 @@ def _lines(report: Report, fail_on: str) -> list[list[Part]]:
         found.append([(f"  {one.side:6} {one.code}  {line.message}  (waived: {one.waived_by})", "")])
     verdict = report.verdict(fail_on)
     read = "names, shapes and dtypes only" if report.level == "headers" else f"every byte, {size_words(report.nbytes)}"
-    ending = (f"  {report.tensors} tensors compared, {read}", "")
+    ending = (f"  {report.tensors} tensors compared, {read}{_beside(report)}", "")
     return [*found, [], [(verdict.upper(), "bold green" if verdict == "pass" else "bold red"), ending]]
+
+
+def _beside(report: Report) -> str:
+    count, nbytes = report.passthrough["tensors"], report.passthrough["bytes"]
+    if not count:
+        return ""
+    size = f", {size_words(nbytes)}" if nbytes else ""
+    return f"; beside them {count} of another part of the model, as kept for the way back{size}"
