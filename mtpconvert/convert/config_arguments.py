@@ -19,9 +19,17 @@ from mtpconvert.mapping.dialect import DialectName, check_dialect, dialect_notes
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import expand
 from mtpconvert.mapping.model import Mapping as MappingFile
-from mtpconvert.mapping.mtp import MtpCount, declared_mtp, mtp_count
+from mtpconvert.mapping.mtp import (
+    MtpCount,
+    declared_mtp,
+    default_note,
+    mtp_count,
+    readers_default,
+    refuse_shared,
+)
 from mtpconvert.mapping.plan import default_notes, vocab_multiple
 from mtpconvert.mapping.versions import refuse_version
+from mtpconvert.stores.torch_dist.dialects import local_names
 
 _SIZES = {
     "tensor_model_parallel_size": "--tensor-model-parallel-size",
@@ -69,7 +77,9 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
     check_dialect(mapping, options.dialect, options.spec)
     declared = declared_mtp(config, mapping.mtp)
     absent = mapping.mtp is not None and mapping.mtp.known_absent is not None
-    layers = 0 if absent else declared.count or 0
+    default = readers_default(declared, mapping.mtp)
+    layers = 0 if absent else default[0] if default else declared.count or 0
+    refuse_shared(layers, mapping.mtp, "config.json")
     scope = mapping.scope(config, {"mtp_layers": layers})
     vocab = scope.integer("vocab_size")
     multiple = vocab_multiple(options.make_vocab_size_divisible_by, options.tp)
@@ -78,7 +88,7 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
         vocab_size=vocab,
         padded_vocab_size=padded,
         make_vocab_size_divisible_by=options.make_vocab_size_divisible_by,
-        moe_layer_freq=_moe_layer_freq(mapping, scope, padded),
+        moe_layer_freq=_moe_layer_freq(mapping, scope, padded, options.spec),
         spec=options.spec,
         tp=options.tp,
         pp=options.pp,
@@ -89,7 +99,9 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
     arguments = megatron_arguments(mapping.arguments, fresh, facts)
     dtype, notes = _dtype(config)
     notes += dialect_notes(mapping)
-    if declared.count is None and mapping.mtp is not None:
+    if note := default_note(declared, mapping.mtp):
+        notes.append(note)
+    elif declared.count is None and mapping.mtp is not None:
         missing = declared.key or mapping.mtp.no_count
         notes.append(f"config.json gives no MTP count ({missing}): no MTP layers here; tensors may say otherwise")
     if absent and declared.count:
@@ -101,13 +113,16 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
     return ConfigArguments(mapping.architecture, arguments, flags, count, notes)
 
 
-def _moe_layer_freq(mapping: MappingFile, scope: Scope, padded: int) -> int | list[int] | None:
+def _moe_layer_freq(mapping: MappingFile, scope: Scope, padded: int, spec: str) -> int | list[int] | None:
     """As the checkpoint would be laid out: 1 where all layers are stacked under one key.
 
     Routers tell which layers have experts, so the experts themselves, nearly all tensors there are, are left out.
+    Raises NotRepresentableError for layers of ``spec`` that megatron-core has not.
     """
     without = {group: tuple(row for row in rows if row.experts is None) for group, rows in mapping.rows.items()}
     expansion = expand(replace(mapping, rows=without), scope, padded, None)
+    if spec == "local":
+        local_names(expansion.mcore)
     experts = moe_layers(expansion.mcore, scope.integer("num_hidden_layers"))
     return 1 if experts is not None and is_stacked(expansion.mcore) else experts
 

@@ -12,7 +12,7 @@ name = 'where(...) else b'                 b where the config does not have the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mtpconvert.errors import ConfigError, MappingError
 from mtpconvert.mapping.dims import Scope, check_expression, evaluate
@@ -65,6 +65,17 @@ def check_selector(text: str, earlier: Collection[str]) -> None:
         raise MappingError(f"'{text}' selects no layers: it is neither an earlier name nor a known form")
 
 
+def asked_of_lists(selector: Selector) -> Iterator[tuple[str, str | int]]:
+    """(config key, value) of every ``where`` in a selector."""
+    if isinstance(selector, str):
+        for match in _WHERE.finditer(selector):
+            yield match[1], _wanted(match)
+
+
+def _wanted(match: re.Match[str]) -> str | int:
+    return match[2] if match[3] is None else int(match[3])
+
+
 def _select(text: str, scope: Scope, chosen: Mapping[str, Sequence[int]]) -> set[int]:
     text = text.strip()
     if text in chosen:
@@ -76,8 +87,8 @@ def _select(text: str, scope: Scope, chosen: Mapping[str, Sequence[int]]) -> set
         left, right = _select(operation[1], scope, chosen), _select(operation[3], scope, chosen)
         return left - right if operation[2] == "minus" else left & right
     if match := _WHERE.fullmatch(text):
-        wanted = match[2] if match[3] is None else int(match[3])
-        return {i for i, kind in enumerate(_config_list(match[1], scope)) if kind == wanted}
+        kinds = _config_list(match[1], scope)[: scope.integer("num_hidden_layers")]
+        return {i for i, kind in enumerate(kinds) if kind == _wanted(match)}
     if match := _EVERY.fullmatch(text):
         step, offset = evaluate(match[1], scope), evaluate(match[2], scope)
         if step < 1:
@@ -89,8 +100,23 @@ def _select(text: str, scope: Scope, chosen: Mapping[str, Sequence[int]]) -> set
             raise ConfigError(f"'{text}' steps by {step}")
         return {i for i in _bounded(range(scope.integer("num_hidden_layers"))) if max(i + 1 - offset, 0) % step == 0}
     if match := _IN.fullmatch(text):
-        return {i for i in _config_list(match[1], scope) if isinstance(i, int)}
+        trunk = _bounded(range(scope.integer("num_hidden_layers")))
+        return {number for number in _numbers(match[1], scope) if number in trunk}
     raise MappingError(f"'{text}' selects no layers: it is neither an earlier name nor a known form")
+
+
+def _numbers(key: str, scope: Scope) -> list[int]:
+    """A list of layer numbers. Raises ConfigError for an entry that is none."""
+    numbers: list[int] = []
+    for at, number in enumerate(_config_list(key, scope)):
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise ConfigError(
+                f"{key}[{at}] is {number!r}, no number of a layer",
+                where=f"config.json: {key}",
+                next_step="list the numbers of layers there, counted from 0",
+            )
+        numbers.append(number)
+    return numbers
 
 
 def _config_list(key: str, scope: Scope) -> list[object]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mtpconvert.errors import MappingError
 from mtpconvert.mapping.dialect import load_dialect
+from mtpconvert.mapping.kinds import load_kinds
 from mtpconvert.mapping.layers import Selector, check_selector
 from mtpconvert.mapping.load_rows import load_rows
 from mtpconvert.mapping.model import Mapping, MtpRule, Place, Row
@@ -31,7 +32,7 @@ SCHEMA = 1
 _TOP_KEYS = {
     "schema", "architecture", "mcore_model", "evidence", "include", "dims", "defaults", "layers", "place", "rows",
     "variants", "mtp", "arguments", "unsupported", "dialect", "text", "passthrough",
-    "spelling",
+    "spelling", "kinds",
 }  # fmt: skip
 _PRESENT = re.compile(r"[^{}]*\{(?:[A-Za-z_][\w.]*\+)?i\}[^{}]*")
 
@@ -73,13 +74,14 @@ def load_mapping(file: Path, shared: Path | None = None) -> Mapping:
         places=places,
         rows=rows,
         variants=variants,
-        mtp=_mtp(file, table["mtp"]) if "mtp" in table else None,
+        mtp=_mtp(file, table["mtp"], _shared_by_mtp(places, rows)) if "mtp" in table else None,
         arguments=table_of(table.get("arguments", {}), file, "[arguments]"),
         unsupported=load_unsupported(file, table.get("unsupported", [])),
         dialect=load_dialect(file, table["dialect"]) if "dialect" in table else None,
         text=optional_text(file, "top level", table, "text"),
         passthrough=texts_of(table.get("passthrough", []), file, "passthrough"),
         spellings=load_spellings(file, table.get("spelling", []), places, variants),
+        kinds=load_kinds(file, table.get("kinds", {}), layers),
     )
 
 
@@ -158,21 +160,39 @@ def _defaults(file: Path, table: MappingOf[str, Any]) -> tuple[dict[str, Any], d
     return values, sources
 
 
-def _mtp(file: Path, value: object) -> MtpRule:
+def _shared_by_mtp(places: tuple[Place, ...], rows: MappingOf[str, tuple[Row, ...]]) -> tuple[str, ...]:
+    """HF tensors of places that stand in every MTP layer, and have one name for all of them."""
+    shared = [place for place in places if place.each is not None and not BRACES.search(place.hf)]
+    return tuple(place.hf + name for place in shared for group in place.rows for row in rows[group] for name in row.hf)
+
+
+def _mtp(file: Path, value: object, shared: tuple[str, ...]) -> MtpRule:
     table = table_of(value, file, "[mtp]")
-    known(table, {"count", "no_count", "present", "known_absent"}, file, "[mtp]")
+    known(table, {"count", "no_count", "default", "present", "known_absent"}, file, "[mtp]")
     count = texts_of(table.get("count", []), file, "[mtp] count")
     no_count = optional_text(file, "[mtp]", table, "no_count")
     if bool(count) == bool(no_count):
         keys = "config keys" if count else "no config key"
         what = "says that there is none" if count else "does not say why"
         fail(file, "[mtp]", f"'count' names {keys}, and 'no_count' {what}")
+    default = _mtp_default(file, table.get("default"), count)
     absent = optional_text(file, "[mtp]", table, "known_absent")
     if absent is not None:
         if "present" in table:
             fail(file, "[mtp]", "'known_absent' says that no MTP is published: 'present' has nothing to name")
-        return MtpRule(count, None, absent, no_count)
+        return MtpRule(count, None, absent, no_count, default)
     present = text(file, "[mtp]", table, "present")
     if not _PRESENT.fullmatch(present):
         fail(file, "[mtp]", f"present = '{present}' needs the layer's number once, as {{i}} or {{some_key+i}}")
-    return MtpRule(count, present, None, no_count)
+    return MtpRule(count, present, None, no_count, default, shared)
+
+
+def _mtp_default(file: Path, value: object, count: tuple[str, ...]) -> tuple[int, str] | None:
+    """``default = { value = 1, source = "class" }`` of [mtp]."""
+    if value is None:
+        return None
+    table = table_of(value, file, "[mtp] default")
+    number = table.get("value")
+    if set(table) != {"value", "source"} or type(number) is not int or number < 1 or not count:
+        fail(file, "[mtp] default", "needs exactly value, a number from 1 on, and source, and a key in 'count'")
+    return number, text(file, "[mtp] default", table, "source")

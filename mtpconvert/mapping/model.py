@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mtpconvert.errors import ConfigError
 from mtpconvert.mapping.dims import Scope
+from mtpconvert.mapping.kinds import Kinds, of_trunk
 from mtpconvert.mapping.layers import Selector
+
+
+def language_config(config: MappingOf[str, Any], text: str) -> dict[str, Any]:
+    """The keys of the language model where the table ``text`` of ``config`` holds them, those of the top behind."""
+    outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+    return {**config, **config[text], **outer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +54,15 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class MtpRule:
     """``count``: config keys in order of preference, none where ``no_count`` says why. ``present``: HF name prefix of
-    MTP layer ``{i}``, None where ``known_absent`` says that the family declares MTP and publishes none."""
+    MTP layer ``{i}``, None where ``known_absent`` says that the family declares MTP and publishes none. ``default``:
+    what readers take a missing key for, and which class says so. ``shared``: HF tensors that all MTP layers share."""
 
     count: tuple[str, ...]
     present: str | None
     known_absent: str | None = None
     no_count: str | None = None
+    default: tuple[int, str] | None = None
+    shared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +115,20 @@ class Mapping:
     text: str | None = None
     passthrough: tuple[str, ...] = ()
     spellings: tuple[Spelling, ...] = ()
+    kinds: Kinds = field(default_factory=dict)
 
     def scope(self, config: MappingOf[str, Any], symbols: MappingOf[str, int] | None = None) -> Scope:
         """Where names of the mapping are looked up: the config of the language model, where another one holds it.
 
-        Whether embedding and head are tied is said at the top. Raises ConfigError for a config without that part.
+        Whether embedding and head are tied is said at the top. Lists with an entry for each layer are cut to the
+        trunk's. Raises ConfigError for a config without that part, or with such a list that is too short or strange.
         """
         table = config
         if self.text is not None:
-            inner = config.get(self.text)
-            if not isinstance(inner, dict):
+            if not isinstance(config.get(self.text), dict):
                 raise ConfigError(f"there is no table {self.text}", where=f"config.json: {self.text}")
-            outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-            table = {**config, **inner, **outer}
-        return Scope(table, self.defaults, dict(symbols or {}))
+            table = language_config(config, self.text)
+        return Scope(of_trunk(table, self.kinds, self.config_key), self.defaults, dict(symbols or {}))
 
     def config_key(self, key: str) -> str:
         """Where config.json holds a key of the language model, dotted."""

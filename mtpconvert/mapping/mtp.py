@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mtpconvert.errors import ConfigError, MtpLostError, some
+from mtpconvert.errors import ConfigError, MtpLostError, NotRepresentableError, some
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import MtpRule
 from mtpconvert.tensors import TensorSpec
@@ -25,10 +25,14 @@ _MCORE_LAYER = re.compile(r"^mtp\.layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What config.json says: under which key (dotted), and how many; ``count`` None where no key says anything."""
+    """What config.json says: under which key (dotted), and how many; ``count`` None where no key says anything.
+
+    ``missing``: whether no such key is there at all, null included.
+    """
 
     key: str | None
     count: int | None
+    missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,43 @@ def declared_mtp(config: Mapping[str, Any], rule: MtpRule | None) -> Declared:
                     next_step="write a whole number there; with null the tensors decide",
                 )
             return Declared(key, value)
-        return Declared(rule.count[0], None)
+        return Declared(rule.count[0], None, not any(_has(config, key) for key in rule.count))
     found = list(_count_keys(config, ""))
     for key, value in found:
         if value:
             return Declared(key, value)
     return Declared(found[0][0], 0) if found else Declared(None, None)
+
+
+def _has(config: Mapping[str, Any], key: str) -> bool:
+    """Whether the dotted key is there, null included."""
+    *tables, last = key.split(".")
+    found: Any = config
+    for table in tables:
+        found = found.get(table) if isinstance(found, Mapping) else None
+    return isinstance(found, Mapping) and last in found
+
+
+def readers_default(declared: Declared, rule: MtpRule | None) -> tuple[int, str] | None:
+    """The count that readers of the family take for granted where its key is missing, and the class that says so."""
+    return rule.default if rule is not None and declared.missing else None
+
+
+def default_note(declared: Declared, rule: MtpRule | None) -> str | None:
+    """A line for a count that readers take for granted."""
+    default = readers_default(declared, rule)
+    return default and f"config.json has no {declared.key}: readers take it for {default[0]} ({default[1]})"
+
+
+def refuse_shared(count: int, rule: MtpRule | None, where: str) -> None:
+    """Raise NotRepresentableError for MTP layers that have tensors in common, as no two of Megatron's have."""
+    if rule is not None and rule.shared and count > 1:
+        raise NotRepresentableError(
+            f"{count} MTP layers share one projection and its norms in this layout ({some(list(rule.shared), 5)}); each"
+            " MTP layer of Megatron has its own, so there is no place for what they share",
+            where=where,
+            next_step="--mtp drop leaves MTP out on purpose",
+        )
 
 
 def _count_keys(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, int]]:
@@ -136,7 +171,8 @@ def agree(
 ) -> tuple[int, str | None]:
     """The number of MTP layers to convert, and a note. ``expected``: the tensors that an MTP layer should have.
 
-    Raises MtpLostError where config and tensors disagree, naming what is missing or surplus.
+    Raises MtpLostError where config and tensors disagree, naming what is missing or surplus, NotRepresentableError for
+    layers that share tensors.
     """
     if -1 in present or (rule is None and declared.count):
         names = present.get(-1, [])
@@ -147,6 +183,8 @@ def agree(
             next_step="a mapping with an [mtp] table is needed; --mtp drop leaves MTP out on purpose",
         )
     layers = len(present)
+    if declared.count in (None, layers):
+        refuse_shared(layers, rule, where)
     if sorted(present) != list(range(layers)):
         raise MtpLostError(
             f"MTP layers {sorted(present)} are present, which do not count from 0",
@@ -158,6 +196,14 @@ def agree(
     if declared.key is None:
         return layers, f"no config key counts the MTP layers ({rule.no_count}); the tensors decide: {layers} MTP layers"
     if declared.count is None:
+        if layers == 0 and (default := readers_default(declared, rule)):
+            raise MtpLostError(
+                f"config.json has no {declared.key}, which readers take for {default[0]} ({default[1]}), and no MTP"
+                " tensor is present",
+                where=where,
+                next_step=f'write "{declared.key}": 0 in config.json if the model has no MTP; else take the MTP'
+                " tensors from the original checkpoint",
+            )
         note = f"config gives no MTP count ({declared.key} is missing or null); the tensors decide: {layers} MTP layers"
         return layers, note
     if published_none(declared, layers, rule):

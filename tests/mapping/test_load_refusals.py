@@ -37,6 +37,32 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
         "[mtp]",
     ),
     "mtp known absent": ("[mtp]", '[mtp]\nknown_absent = "x"', "'present' has nothing to name", "[mtp]"),
+    "mtp default without source": ("[mtp]", "[mtp]\ndefault = { value = 1 }", "exactly value", "[mtp] default"),
+    "mtp default of none": (
+        "[mtp]",
+        '[mtp]\ndefault = { value = 0, source = "x" }',
+        "a number from 1 on",
+        "[mtp] default",
+    ),
+    "kinds no array": (
+        "[mtp]",
+        '[kinds]\nlayer_types = "a"\n[mtp]',
+        "array of texts or numbers",
+        "[kinds] layer_types",
+    ),
+    "kinds of nothing": ("[mtp]", "[kinds]\nlayer_types = []\n[mtp]", "array of texts or numbers", "[kinds]"),
+    "a list without kinds": (
+        '["0", "mtp_layers"]',
+        "'where(layer_types == \"a\")'",
+        "asks layer_types for 'a', which [kinds] does not list",
+        "[layers] mtp",
+    ),
+    "a list without this kind": (
+        '["0", "mtp_layers"]',
+        "'where(pattern == 1)'\n[kinds]\npattern = [0, 2]",
+        "asks pattern for 1, which [kinds] does not list",
+        "[layers] mtp",
+    ),
     "mtp count a text": ('["num_nextn_predict_layers"]', '"num_nextn"', "array of texts", "[mtp] count"),
     "mtp without present": ('present = "model.layers.{num_hidden_layers+i}."', "", "'present' is missing", "[mtp]"),
     "mtp present without i": (
