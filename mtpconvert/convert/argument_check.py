@@ -8,7 +8,7 @@ parallel sizes, sequence length, dropout) says nothing about the weights and is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,11 @@ _EVERY: dict[str, Callable[[int, int], bool]] = {
     "window_attn_skip_freq": lambda layer, every: (layer + 1) % every != 0,
     "linear_attention_freq": lambda layer, every: (layer + 1) % every != 0,
 }
+_BY_NAMES = (("mtp_num_layers",),)  # known whatever a mapping says
+_NO_RULES = (
+    "the mapping has no [arguments]: of the checkpoint's, only those that change what stored numbers mean were checked,"
+    " and the number of MTP layers"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +80,33 @@ def check_arguments(
         return [
             "the checkpoint carries no Megatron arguments: only names and shapes were checked against the reference"
         ]
-    check = compare_arguments(checkpoint, expected, spelled)
+    check = compare_arguments(checkpoint, expected, spelled, decided=DECIDED if rules else _BY_NAMES)
     check.require(where)
-    if not check.unchecked:
-        return []
-    return [f"Megatron arguments that the checkpoint does not carry, so unchecked: {', '.join(check.unchecked)}"]
+    notes = [] if rules else [_NO_RULES]
+    if check.unchecked:
+        notes.append(
+            f"Megatron arguments that the checkpoint does not carry, so unchecked: {', '.join(check.unchecked)}"
+        )
+    return notes
 
 
 def compare_arguments(
-    checkpoint: Mapping[str, Any], expected: Mapping[str, Any], spelled: Mapping[str, str] = MappingProxyType({})
+    checkpoint: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    spelled: Mapping[str, str] = MappingProxyType({}),
+    *,
+    decided: Sequence[tuple[str, ...]] = DECIDED,
 ) -> ArgumentCheck:
     """Compare the checkpoint's ``args`` with ``megatron_arguments`` of the reference's config.
 
     ``checkpoint`` may hold anything that training put there, unreadable placeholders included; only the arguments
-    above are looked at. ``expected`` as ``megatron_arguments`` gives it, with ``mtp_num_layers`` of the reference.
+    above are looked at, those of the first kind as far as ``decided`` goes. ``expected`` as ``megatron_arguments``
+    gives it, with ``mtp_num_layers`` of the reference.
     """
     layers = expected.get("num_layers")
     said = _Said([], spelled, layers if isinstance(layers, int) else 0)
     unchecked: list[str] = []
-    for names in DECIDED:
+    for names in decided:
         if not _matters(names[0], expected):
             continue
         present = [name for name in names if name in checkpoint]

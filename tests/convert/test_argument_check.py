@@ -159,3 +159,14 @@ def test_values_without_a_flag_are_said() -> None:
     (sentence,) = without_flag(arguments("llama", rope_parameters=LLAMA3))
     assert sentence.startswith("rope_scaling_factor is 32.0")
     assert without_flag(arguments("deepseek_v3", rope_parameters=..., rope_theta=1e4, rope_scaling=V3_ROPE)) == []
+
+
+def test_a_mapping_without_arguments() -> None:
+    """It says nothing of sizes; what a number means, and the count of MTP layers, is held to all the same."""
+    scope = Scope({"vocab_size": 128}, {}, {"mtp_layers": 1})
+    found = {**MEANING, "num_layers": 9, "hidden_size": 7, "mtp_num_layers": 1, "padded_vocab_size": 128}
+    (note,) = check_arguments(found, {}, scope, where="here")
+    assert note.startswith("the mapping has no [arguments]: ")
+    for wrong in ({"rotary_interleaved": True}, {"mtp_num_layers": None}, {"padded_vocab_size": 64}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is {next(iter(wrong.values()))}"):
+            check_arguments(found | wrong, {}, scope, where="here")
