@@ -10,13 +10,14 @@ from typing import Any
 import click
 
 from mtpconvert.audit.drafts import MTP, Kind, counts_of, kind_of
+from mtpconvert.audit.findings import Severity
 from mtpconvert.audit.mtp import count_keys, declared_by, layers_of
-from mtpconvert.audit.readers.opening import is_gguf, open_side
+from mtpconvert.audit.readers.opening import is_gguf, is_torch_files, open_side
 from mtpconvert.cli.options import EXISTING, json_option
 from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes
 from mtpconvert.convert.configs import read_config
 from mtpconvert.convert.packings import packing_in_words
-from mtpconvert.errors import CheckpointError
+from mtpconvert.errors import CheckpointError, ConfigError
 from mtpconvert.evidence.speed import cost_of_dropping, lines_of, speed_report
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import architectures, file_of, load
@@ -58,6 +59,8 @@ def inspect(path: Path, speed: bool, as_json: bool) -> None:
     """Say what PATH holds, from its headers: kind, architecture, tensors, bytes, MTP."""
     if is_gguf(path):
         result = _gguf(path)
+    elif is_torch_files(path) or _has_params(path):
+        result = _unconverted(path)
     else:
         found = detect(path)
         result = _torch_dist(found) if found.kind == "torch_dist" else _hugging_face(found)
@@ -99,21 +102,55 @@ def _gguf(path: Path) -> Inspection:
     return Inspection("GGUF", path, architecture, False, side.inventory, mtp, facts, described, notes)
 
 
+def _has_params(path: Path) -> bool:
+    """safetensors with params.json in place of config.json: a checkpoint in Meta's own form."""
+    alone = (path / "params.json").is_file() and not (path / "config.json").exists()
+    return alone and any(path.glob("*.safetensors"))
+
+
+@no_gc()
+def _unconverted(path: Path) -> Inspection:
+    """What drafts are published as and no command converts, by the auditor's reader. Raises CheckpointError for
+    files that are not in order, ConfigError for a config that cannot be read."""
+    side = open_side(path, "left")
+    wrong = [found for found in side.findings if found.severity is Severity.ERROR]
+    for found in wrong:
+        if found.code != "config-missing":
+            error = ConfigError if found.code.startswith("config-") else CheckpointError
+            raise error(found.message, where=str(path), next_step="get the files again from their source")
+    config = side.config or {}
+    architecture = _architecture(config)
+    kind, mtp = _drafts(side.inventory, config, architecture)
+    notes = [found.message for found in side.findings]
+    is_torch = is_torch_files(path)
+    if is_torch:
+        notes.append("files of torch.save are inspected and audited, not converted: that needs safetensors")
+    return Inspection(
+        "torch.save files" if is_torch else "safetensors with params.json", path, architecture,
+        architecture in architectures() and not kind.whole, side.inventory, mtp, {"files": len(side.files)}, config,
+        notes, kind,
+    )  # fmt: skip
+
+
+def _drafts(inventory: Inventory, config: dict[str, Any], architecture: str | None) -> tuple[Kind, MtpCount]:
+    """What drafts in a Hugging Face checkpoint, and how much of it there is."""
+    kind = kind_of(inventory, config)
+    if (rule := _rule(architecture)) is not None and kind is MTP:
+        declared = declared_mtp(config, rule)
+        layers = present_in_hf(inventory, rule, Scope(config))
+        mtp = _count(inventory, layers, declared.key, declared.count)
+        return kind, replace(mtp, published_none=published_none(declared, len(layers), rule))
+    layers = layers_of(inventory, config, kind).names  # the auditor knows every published layout
+    return kind, _count(inventory, layers, _count_key(config, kind), declared_by(config, kind))
+
+
 @no_gc()
 def _hugging_face(found: Found) -> Inspection:
     config = read_config(found.root)
     reader = SafetensorsReader(found.root)
     inventory = reader.inventory()
     architecture = _architecture(config)
-    kind = kind_of(inventory, config)
-    if (rule := _rule(architecture)) is not None and kind is MTP:
-        declared = declared_mtp(config, rule)
-        layers = present_in_hf(inventory, rule, Scope(config))
-        mtp = _count(inventory, layers, declared.key, declared.count)
-        mtp = replace(mtp, published_none=published_none(declared, len(layers), rule))
-    else:  # the auditor knows every published layout
-        layers = layers_of(inventory, config, kind).names
-        mtp = _count(inventory, layers, _count_key(config, kind), declared_by(config, kind))
+    kind, mtp = _drafts(inventory, config, architecture)
     quantisation = config.get("quantization_config")
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
     packing = packing_in_words(config, inventory, str(found.root))

@@ -8,12 +8,12 @@ import click
 
 from mtpconvert.cli.options import EXISTING, dialect_option, json_option, mapping_option, mtp_option
 from mtpconvert.cli.output import mtp_line, print_json, print_notes
+from mtpconvert.convert.sources import detect_source
 from mtpconvert.convert.to_hf import ToHf
 from mtpconvert.convert.to_hf import open_source as open_mcore
 from mtpconvert.convert.to_mcore import ToMcore
 from mtpconvert.convert.to_mcore import open_source as open_hf
 from mtpconvert.mapping.dialect import DialectName
-from mtpconvert.stores.detect import detect
 from mtpconvert.tensors import size_words
 
 
@@ -28,7 +28,7 @@ def plan(
     src: Path, reference: Path | None, mtp: str, dialect: DialectName, mapping: Path | None, as_json: bool
 ) -> None:
     """Say what would move where. Reads headers only and writes nothing."""
-    if detect(src).kind == "hf":
+    if detect_source(src).kind == "hf":
         result = open_hf(src, ToMcore(mtp=mtp, mapping=mapping, dialect=dialect)).plan
     else:
         result = open_mcore(src, ToHf(reference=reference, mtp=mtp, mapping=mapping)).plan

@@ -13,10 +13,10 @@ from mtpconvert.convert.inspect_bytes import windows
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks
 from mtpconvert.convert.slice_plan import SliceOptions, SlicePlan, plan_slice
+from mtpconvert.convert.sources import detect_source
 from mtpconvert.convert.window import WINDOW, aligned_buffer
 from mtpconvert.errors import UsageError
 from mtpconvert.mapping.catalogue import mapping_for
-from mtpconvert.stores.detect import detect
 from mtpconvert.stores.safetensors.plan import parse_size, plan_layout
 from mtpconvert.stores.safetensors.reader import SafetensorsReader
 from mtpconvert.stores.safetensors.writer import SafetensorsWriter
@@ -25,7 +25,7 @@ from mtpconvert.tensors import DTYPE_BITS, Block, whole
 
 def open_slice(source: Path, options: SliceOptions) -> tuple[SafetensorsReader, SlicePlan]:
     """Read the headers of ``source`` and plan. Reads no weights."""
-    if (found := detect(source)).kind != "hf":
+    if (found := detect_source(source)).kind != "hf":
         raise UsageError(f"{source} is no Hugging Face directory but {found.kind}", next_step="convert it first")
     reader, config = SafetensorsReader(source), read_config(source)
     names = reader.inventory()

@@ -32,6 +32,7 @@ from mtpconvert.convert.packings import Packing, packing_of
 from mtpconvert.convert.publish import refuse_overlap, staged, sync_tree
 from mtpconvert.convert.result import Callbacks, Conversion
 from mtpconvert.convert.row_codecs import ComputedReader
+from mtpconvert.convert.sources import detect_source
 from mtpconvert.convert.stacked import is_stacked
 from mtpconvert.convert.whole_tensors import copy_tensors
 from mtpconvert.errors import CheckpointError, UsageError
@@ -41,7 +42,7 @@ from mtpconvert.mapping.dialect import DialectName, check_dialect, dialect_notes
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.plan import Plan, default_notes, mtp_names, plan_to_mcore, vocab_multiple
 from mtpconvert.mapping.versions import refuse_version
-from mtpconvert.stores.detect import ASSETS, HEADERS, TRACKER, detect
+from mtpconvert.stores.detect import ASSETS, HEADERS, TRACKER
 from mtpconvert.stores.safetensors.plan import plan_layout, subset_layout
 from mtpconvert.stores.safetensors.reader import SafetensorsReader, save_headers
 from mtpconvert.stores.safetensors.writer import SafetensorsWriter
@@ -114,7 +115,7 @@ class HfSource:
 @no_gc()
 def open_source(source: Path, options: ToMcore) -> HfSource:
     """Detect, read headers, choose the mapping, plan and prove. Reads no weights."""
-    found = detect(source)
+    found = detect_source(source)
     if found.kind != "hf":
         raise UsageError(
             f"{source} is no Hugging Face directory but {found.kind}", next_step="mcore2hf goes the other way"

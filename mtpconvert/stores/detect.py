@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtpconvert.errors import CheckpointError, ConfigError, IncompleteError, UsageError, some
+from mtpconvert.stores.state_dicts import PICKLED
 
 TRACKER = "latest_checkpointed_iteration.txt"  # megatron/training/checkpointing.py:get_checkpoint_tracker_filename
 ASSETS = "hf_assets"  # beside the iteration folders: side files of the Hugging Face directory, no weights
 HEADERS = "mtpconvert/shard_headers"  # in ASSETS
 _LFS = b"version https://git-lfs"
 _LFS_SIZE = 1024  # the git-LFS specification's bound for a pointer file
-_BIN = re.compile(r"(pytorch_model.*|consolidated.*|model.*)\.(bin|pt|pth)")
 _MEGATRON_KEY = b"model.module."
 
 
@@ -206,7 +206,7 @@ def _file(path: Path) -> CheckpointError:
 def _neither(path: Path, names: list[str]) -> CheckpointError:
     """The refusal of a directory that has neither safetensors files nor a Megatron checkpoint directly in it."""
     where = str(path)
-    pickles = [name for name in names if _BIN.fullmatch(name)]
+    pickles = [name for name in names if PICKLED.fullmatch(name)]
     gguf = [name for name in names if name.endswith(".gguf")]
     zarr = [name for name in names if (path / name / ".zarray").exists()]
     if pickles:

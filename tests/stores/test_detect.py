@@ -115,6 +115,7 @@ def test_pickles_only_and_gguf_only(tmp_path: Path) -> None:
     bins = ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin", "config.json")
     refusal(files(tmp_path / "bin", *bins), CheckpointError, "PyTorch pickles only", bins[0], "safe_serialization")
     refusal(files(tmp_path / "meta", "consolidated.00.pth"), CheckpointError, "PyTorch pickles only")
+    refusal(files(tmp_path / "heads", "medusa_lm_head.pt"), CheckpointError, "PyTorch pickles only")
     refusal(files(tmp_path / "gguf", "m-Q8_0.gguf", "config.json"), CheckpointError, "GGUF files only", "m-Q8_0.gguf")
 
 

@@ -13,8 +13,9 @@ from mtpconvert.audit.readers.headers import Header, Seen, read_header
 from mtpconvert.audit.readers.side import Piece, Side, itemsize, row_major
 from mtpconvert.errors import CheckpointError, some
 
+PARAMS = "params.json"
 INDEX = "model.safetensors.index.json"
-_OF_MANY = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors$")
+_OF_MANY = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?:safetensors|bin)$")
 # Weights of other frameworks and formats, which lie in many repositories beside those under audit.
 _NOT_SIDE_FILES = (
     ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data",
@@ -51,18 +52,18 @@ def open_huggingface(root: Path, label: str, seen: Seen | None = None) -> Side:
     side.bytes_total = shards.nbytes
     starts = {name: (number, header.starts) for number, (name, header) in enumerate(headers.items())}
     side.locate = partial(_locate, side, starts)
-    findings += _shard_sets(names, label)
+    findings += check_shard_sets(names, label)
     for index in indexes:
-        findings += _check_index(root / index, headers, side, seen, single=len(indexes) == 1)
+        findings += check_index(root / index, headers, side, seen, single=len(indexes) == 1)
     if not indexes and len(names) > 1:
         findings.append(finding("index-absent", f"{len(names)} weight files and no {INDEX}", side=label))
-    side.config = read_config(root / "config.json", label, findings)
-    side.side_files = _side_files(root)
+    side.config = config_of(root, label, findings)
+    side.side_files = side_files_of(root)
     side.findings = findings
     return side
 
 
-def _side_files(root: Path) -> dict[str, Path]:
+def side_files_of(root: Path) -> dict[str, Path]:
     """What lies beside the weights, by its path below ``root``; hidden folders (.git, .cache) are nobody's."""
     paths = {path.relative_to(root): path for path in sorted(root.rglob("*"))}
     return {
@@ -85,7 +86,7 @@ def _locate(side: Side, starts: dict[str, tuple[int, dict[str, int]]], name: str
     return [Piece(box, file, offsets[name], row_major(spec.shape, itemsize(spec.dtype)))]
 
 
-def _shard_sets(names: list[str], label: str) -> list[Finding]:
+def check_shard_sets(names: list[str], label: str) -> list[Finding]:
     """Files called x-00001-of-00003 come in threes."""
     sets: dict[tuple[str, int], set[int]] = {}
     for name in names:
@@ -103,9 +104,10 @@ def _shard_sets(names: list[str], label: str) -> list[Finding]:
     ]
 
 
-def _check_index(
+def check_index(
     path: Path, headers: dict[str, Header], side: Side, seen: Seen, *, single: bool
 ) -> list[Finding]:  # fmt: skip
+    """``weight_map`` and ``total_size`` against what the headers hold; ``single``: no other index is there."""
     found: list[Finding] = []
 
     def fault(code: str, message: str, tensor: str | None = None) -> None:
@@ -166,8 +168,14 @@ def _total_size(table: dict[str, Any], actual: int, fault: Any) -> None:
         fault("index-total-size", f"total_size says {total}, the tensors listed take {actual} bytes")
 
 
+def config_of(root: Path, label: str, findings: list[Finding]) -> dict[str, Any] | None:
+    """config.json; params.json where a checkpoint in Meta's own form has that alone."""
+    own = root / "config.json"
+    return read_config(own if own.is_file() or not (root / PARAMS).is_file() else root / PARAMS, label, findings)
+
+
 def read_config(path: Path, label: str, findings: list[Finding]) -> dict[str, Any] | None:
-    """config.json as a dict, or None with a finding that says why not."""
+    """config.json (or params.json) as a dict, or None with a finding that says why not."""
     if not path.is_file():
         findings.append(finding("config-missing", f"no {path.name}", side=label))
         return None

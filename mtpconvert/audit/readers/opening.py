@@ -10,12 +10,13 @@ from mtpconvert.audit.readers.huggingface import open_huggingface
 from mtpconvert.audit.readers.side import Side
 from mtpconvert.errors import CheckpointError
 
+WEIGHTS = re.compile(r"(?:pytorch_model|model|consolidated|medusa_lm_head)(?:[-.]\d+(?:-of-\d+)?)?\.(?:bin|pt|pth)")
 _LATEST = "latest_checkpointed_iteration.txt"
 
 
 def open_side(path: Path, label: str, seen: Seen | None = None) -> Side:
-    """A Hugging Face directory, a Megatron root, one iteration of it, or GGUF (a file, or the folder of
-    a split one). CheckpointError says what was looked for.
+    """A Hugging Face directory (safetensors, else files of ``torch.save``), a Megatron root, one iteration of it, or
+    GGUF (a file, or the folder of a split one). CheckpointError says what was looked for.
 
     ``seen``: what the files of the other side said.
     """
@@ -36,6 +37,10 @@ def open_side(path: Path, label: str, seen: Seen | None = None) -> Side:
             where=str(folder),
             next_step="audit the torch_dist form, or the Hugging Face directory that mcore2hf makes of it",
         )
+    if is_torch_files(path):
+        from mtpconvert.audit.readers.torch_files import open_torch_files
+
+        return open_torch_files(path, label, seen)
     if folder == path:
         return open_huggingface(path, label, seen)
     raise CheckpointError(
@@ -48,6 +53,12 @@ def is_gguf(path: Path) -> bool:
     if path.is_file():
         return path.suffix == ".gguf"
     return any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
+
+
+def is_torch_files(path: Path) -> bool:
+    """A folder with files of ``torch.save`` under the names of weights, and neither safetensors nor a tracker."""
+    others = any(path.glob("*.safetensors*")) or (path / _LATEST).exists() or (path / ".metadata").exists()
+    return path.is_dir() and not others and any(WEIGHTS.fullmatch(file.name) for file in path.iterdir())
 
 
 def _iteration(root: Path) -> Path:

@@ -14,13 +14,20 @@ from typing import Any
 
 from mtpconvert.errors import CheckpointError
 
+
+class Entries(dict[Any, Any]):
+    """An OrderedDict's entries; a module's state dict has attributes beside them (``_metadata``), which are dropped."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Says nothing about the numbers."""
+
+
 _PLAIN: dict[tuple[str, str], Any] = {
     ("torch", "Size"): tuple,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
     ("builtins", "complex"): complex,
-    ("builtins", "bytearray"): bytearray,
-    ("collections", "OrderedDict"): dict,
+    ("collections", "OrderedDict"): Entries,
 }
 
 # torch's names of dtypes -> safetensors' names
