@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -248,6 +249,7 @@ def test_a_config_alone_does_not_say_what_is_fp8(run: Run, memory: Path) -> None
     assert run("hf2mcore", source, memory / "mcore").code == 0
     (memory / "config_only").mkdir()
     (memory / "config_only" / "config.json").write_bytes((source / "config.json").read_bytes())
+    shutil.rmtree(memory / "mcore" / "hf_assets")
     result = run("mcore2hf", memory / "mcore", memory / "back", "--reference", memory / "config_only")
     assert (result.code, "has a quantization_config" in result.err) == (6, True), result.err
 
