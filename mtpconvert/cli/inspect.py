@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import click
 
 from mtpconvert.audit.drafts import MTP, Kind, counts_of, kind_of
 from mtpconvert.audit.findings import Severity
-from mtpconvert.audit.mtp import count_keys, declared_by, layers_of
+from mtpconvert.audit.mtp import count_keys, declared_by, layers_of, trunk_layers
 from mtpconvert.audit.readers.opening import is_gguf, is_torch_files, open_side
 from mtpconvert.cli.options import EXISTING, json_option
 from mtpconvert.cli.output import mtp_json, mtp_line, print_json, print_notes
@@ -23,10 +25,20 @@ from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import architectures, file_of, load
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.model import MtpRule
-from mtpconvert.mapping.mtp import MtpCount, declared_mtp, present_in_hf, present_in_mcore, published_none
+from mtpconvert.mapping.mtp import (
+    MtpCount,
+    declared_mtp,
+    default_note,
+    looks_like_mtp,
+    present_in_hf,
+    present_in_mcore,
+    published_none,
+)
 from mtpconvert.stores.detect import Found, detect
 from mtpconvert.stores.safetensors.reader import SafetensorsReader
 from mtpconvert.tensors import Inventory, size_words
+
+_NUMBER = re.compile(r"\.\d+\.")
 
 
 @dataclass
@@ -138,10 +150,24 @@ def _drafts(inventory: Inventory, config: dict[str, Any], architecture: str | No
     if (rule := _rule(architecture)) is not None and kind is MTP:
         declared = declared_mtp(config, rule)
         layers = present_in_hf(inventory, rule, Scope(config))
-        mtp = _count(inventory, layers, declared.key, declared.count)
+        trunk = trunk_layers(config)
+        others = [name for name in inventory if looks_like_mtp(name, trunk)]
+        mtp = _count(inventory, layers, declared.key, declared.count, others)
         return kind, replace(mtp, published_none=published_none(declared, len(layers), rule))
     layers = layers_of(inventory, config, kind).names  # the auditor knows every published layout
-    return kind, _count(inventory, layers, _count_key(config, kind), declared_by(config, kind))
+    shared = [name for names in layers.values() for name in names]
+    if kind is MTP:  # what all layers share, it counts to layer 0
+        layers = {n: names for n, names in layers.items() if any(_NUMBER.search(name) for name in names)}
+    return kind, _count(inventory, layers, _count_key(config, kind), declared_by(config, kind), shared)
+
+
+def _taken_for_granted(config: dict[str, Any], architecture: str | None, mtp: MtpCount) -> list[str]:
+    """A note where config.json lacks a count that readers take for granted."""
+    rule = _rule(architecture)
+    note = default_note(declared_mtp(config, rule), rule)
+    if note is None:
+        return []
+    return [note if mtp.tensors else f"{note}, and no MTP tensor is present: hf2mcore refuses that"]
 
 
 @no_gc()
@@ -155,9 +181,10 @@ def _hugging_face(found: Found) -> Inspection:
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
     packing = packing_in_words(config, inventory, str(found.root))
     facts = {"files": len(reader.shards), "quantisation": method, "packing": packing}
+    notes = [*reader.notes, *(_taken_for_granted(config, architecture, mtp) if kind is MTP else [])]
     return Inspection(
         reader.kind, found.root, architecture, architecture in architectures() and not kind.whole, inventory, mtp,
-        {name: value for name, value in facts.items() if value is not None}, config, list(reader.notes), kind,
+        {name: value for name, value in facts.items() if value is not None}, config, notes, kind,
     )  # fmt: skip
 
 
@@ -205,8 +232,11 @@ def _rule(architecture: str | None) -> MtpRule | None:
     return load(file_of(architecture)).mtp if architecture in architectures() and architecture else None
 
 
-def _count(inventory: Inventory, layers: dict[int, list[str]], key: str | None, declared: int | None) -> MtpCount:
-    names = [name for layer in layers.values() for name in layer]
+def _count(
+    inventory: Inventory, layers: dict[int, list[str]], key: str | None, declared: int | None, more: Iterable[str] = ()
+) -> MtpCount:
+    """``more``: tensors of MTP that are of no one layer, or of these layers."""
+    names = dict.fromkeys([*(name for layer in layers.values() for name in layer), *more])
     return MtpCount(key, declared, len(layers), 0, len(names), sum(inventory[name].nbytes for name in names))
 
 

@@ -86,7 +86,8 @@ def new(hf: Path, output: Path | None) -> None:
             raise UsageError(f"{output} is there already", next_step="give another name, or remove it")
     draft = draft_of(hf)
     counts = draft.counts
-    placed = f"{counts.placed:,} of {counts.tensors:,} tensors placed, {counts.patterns} name patterns not"
+    aside = f", {counts.aside:,} set aside" if counts.aside else ""
+    placed = f"{counts.placed:,} of {counts.tensors:,} tensors placed{aside}, {counts.patterns} name patterns not"
     line = mtp_line(draft.mtp, writes=False)
     if output is None:
         click.echo(f"{placed}; {draft.verdict}", err=True)

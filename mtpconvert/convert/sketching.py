@@ -14,12 +14,11 @@ from mtpconvert.errors import ConfigError, MtpConvertError, UsageError
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping import catalogue
 from mtpconvert.mapping.closest import by_tensors
-from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import expand, proven
-from mtpconvert.mapping.mtp import MtpCount, declared_mtp
-from mtpconvert.mapping.sites import Site, layer_count_key, sites_of
+from mtpconvert.mapping.mtp import MtpCount, declared_mtp, looks_like_mtp
+from mtpconvert.mapping.sites import Site, sites_of, text_key
 from mtpconvert.mapping.sketch import known_mapping, sketch
-from mtpconvert.mapping.sketch_toml import Counts, draft_toml
+from mtpconvert.mapping.sketch_toml import Counts, Model, draft_toml
 from mtpconvert.stores.detect import detect
 from mtpconvert.stores.safetensors.reader import SafetensorsReader
 from mtpconvert.tensors import Inventory
@@ -45,20 +44,19 @@ def draft_of(source: Path) -> Draft:
         raise UsageError(f"{source} is no Hugging Face directory but {found.kind}", next_step="give the HF directory")
     config = read_config(source)
     inventory = _as_decoded(SafetensorsReader(source).inventory(), config, source)
-    count_key = layer_count_key(config)
-    count = Scope(config).value(count_key)
+    model = Model(config, text_key(config))
+    count = model.language.get("num_hidden_layers")
     if not isinstance(count, int) or isinstance(count, bool):
-        raise ConfigError(f"'{count_key}' is {count!r}, no number of layers", where=f"config.json: {count_key}")
-    sites = sites_of(inventory, count_key, count)
+        key = "num_hidden_layers" if model.text is None else f"{model.text}.num_hidden_layers"
+        raise ConfigError(f"'{key}' is {count!r}, no number of layers", where=f"config.json: {key}")
+    sites = sites_of(inventory, count)
     mappings = [catalogue.load(catalogue.file_of(name)) for name in catalogue.architectures()]
     ranked = [mapping for mapping, shared in by_tensors(inventory, mappings) if shared]
-    result = sketch(sites, [known_mapping(mapping, config) for mapping in ranked])
-    names = config.get("architectures")
-    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "NewForCausalLM"
+    result = sketch(sites, [known_mapping(mapping, model.language) for mapping in ranked])
     start = _arguments(ranked[0].file) if ranked else ""
-    text, counts = draft_toml(result, config, architecture, count_key, count, start)
-    layers = max((len(site.layers) for site in sites if site.mtp), default=0)
-    return Draft(text, counts, _mtp(config, sites, inventory), _verdict(text, config, inventory, layers))
+    text, counts = draft_toml(result, model, count, start)
+    mtp = _mtp(config, sites, inventory, count)
+    return Draft(text, counts, mtp, _verdict(text, config, inventory, mtp.present))
 
 
 def _as_decoded(stored: Inventory, config: dict[str, Any], source: Path) -> Inventory:
@@ -84,16 +82,17 @@ def _verdict(text: str, config: dict[str, Any], inventory: Inventory, mtp_layers
         file.write_text(text, encoding="utf-8")
         try:
             mapping = catalogue.load(file)
-            scope = Scope(config, mapping.defaults, {"mtp_layers": mtp_layers})
+            scope = mapping.scope(config, {"mtp_layers": mtp_layers})
             proven(mapping, expand(mapping, scope, scope.integer("vocab_size"), inventory))
         except MtpConvertError as error:
             return f"the draft does not hold yet: {error.what}"
     return "its rows are a bijection"
 
 
-def _mtp(config: Mapping[str, Any], sites: list[Site], inventory: Inventory) -> MtpCount:
+def _mtp(config: Mapping[str, Any], sites: list[Site], inventory: Inventory, trunk: int) -> MtpCount:
+    """Layers by their numbers; tensors are all of MTP's, those that layers share and those of unknown names too."""
     declared = declared_mtp(config, None)
-    numbers = {number for site in sites if site.mtp for number in site.layers}
-    names = [site.hf.partition("{")[0] for site in sites if site.mtp]
-    specs = [spec for name, spec in inventory.items() if name.startswith(tuple(names))] if names else []
+    numbers = {number for site in sites if site.mtp and site.numbered for number in site.layers}
+    names = [name for site in sites for name in site.names if site.mtp or looks_like_mtp(name, trunk)]
+    specs = [inventory[name] for name in names]
     return MtpCount(declared.key, declared.count, len(numbers), 0, len(specs), sum(spec.nbytes for spec in specs))

@@ -10,25 +10,25 @@ _USUAL = ("first_k_dense_replace", "num_dense_layers")  # before any other key t
 
 
 def selectors(
-    classes: Sequence[tuple[str, Sequence[int]]], config: Mapping[str, Any], count_key: str, count: int
+    classes: Sequence[tuple[str, Sequence[int]]], config: Mapping[str, Any], count: int
 ) -> dict[str, tuple[str, str]]:
     """Name -> (class label, selector as TOML): one name for each class, or for each run of its layers."""
     found: dict[str, tuple[str, str]] = {}
     for label, numbers in classes:
-        selector = _selector(list(numbers), config, count_key, count)
+        selector = _selector(list(numbers), config, count)
         if selector is not None:
             found[label] = (label, selector)
             continue
         for at, run in enumerate(_runs(numbers)):
-            found[f"{label}_{at}"] = (label, _range(run, config, count_key, count))
+            found[f"{label}_{at}"] = (label, _range(run, config, count))
     return found
 
 
-def _selector(numbers: list[int], config: Mapping[str, Any], count_key: str, count: int) -> str | None:
+def _selector(numbers: list[int], config: Mapping[str, Any], count: int) -> str | None:
     if len(_runs(numbers)) == 1:
-        return _range(numbers, config, count_key, count)
+        return _range(numbers, config, count)
     for key, value in config.items():
-        if isinstance(value, list) and len(value) == count:
+        if isinstance(value, list) and len(value) >= count:  # entries of MTP layers may stand behind the trunk's
             kinds = {value[number] for number in numbers if isinstance(value[number], str)}
             if len(kinds) == 1 and numbers == [i for i in range(count) if value[i] in kinds]:
                 return f"'where({key} == \"{kinds.pop()}\")'"
@@ -49,14 +49,14 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _range(run: Sequence[int], config: Mapping[str, Any], count_key: str, count: int) -> str:
-    first, last = (_bound(value, config, count_key, count) for value in (run[0], run[-1] + 1))
+def _range(run: Sequence[int], config: Mapping[str, Any], count: int) -> str:
+    first, last = (_bound(value, config, count) for value in (run[0], run[-1] + 1))
     return f'["{first}", "{last}"]'
 
 
-def _bound(value: int, config: Mapping[str, Any], count_key: str, count: int) -> str:
+def _bound(value: int, config: Mapping[str, Any], count: int) -> str:
     if value == 0:
         return "0"
     if value == count:
-        return count_key
+        return "num_hidden_layers"
     return next((key for key in _USUAL if config.get(key) == value), str(value))

@@ -30,7 +30,7 @@ class Places:
     layers: dict[str, str] = field(default_factory=dict)
 
 
-def places_of(result: Sketch, config: Mapping[str, Any], count_key: str, count: int) -> Places:
+def places_of(result: Sketch, config: Mapping[str, Any], count: int) -> Places:
     """Sort the rows of all sites into groups. Rows that only some MTP layers have are taken out of ``result``."""
     places = Places()
     rows: dict[tuple[Any, ...], Candidate] = {}
@@ -38,7 +38,7 @@ def places_of(result: Sketch, config: Mapping[str, Any], count_key: str, count: 
     for site, classes in result.sites:
         if not any(one.placed for one in classes):
             continue
-        names = _class_names(site, classes, config, count_key, count, places)
+        names = _class_names(site, classes, config, count, places)
         for one, eaches in zip(classes, names, strict=True):
             for candidate in one.placed:
                 key = _key(candidate)
@@ -58,11 +58,11 @@ def places_of(result: Sketch, config: Mapping[str, Any], count_key: str, count: 
 
 def _key(candidate: Candidate) -> tuple[Any, ...]:
     row = candidate.row
-    return id(candidate.known), row.op, row.hf, row.mcore, row.dims, row.when, row.unless
+    return id(candidate.known), row.op, row.hf, row.mcore, row.dims, row.when, row.unless, row.codec
 
 
 def _class_names(
-    site: Site, classes: list[Sketched], config: Mapping[str, Any], count_key: str, count: int, places: Places
+    site: Site, classes: list[Sketched], config: Mapping[str, Any], count: int, places: Places
 ) -> list[list[str | None]]:
     """For each class of layers its names in [layers], which it adds."""
     if not site.hf:
@@ -73,7 +73,7 @@ def _class_names(
         return [["mtp"] for _ in classes]
     labels = _labels(classes)
     numbers = [one.numbers for one in classes]
-    chosen = selectors(list(zip(labels, numbers, strict=True)), config, count_key, count)
+    chosen = selectors(list(zip(labels, numbers, strict=True)), config, count)
     places.layers |= {name: selector for name, (_, selector) in chosen.items()}
     return [[name for name, (of, _) in chosen.items() if of == label] for label in labels]
 

@@ -14,9 +14,14 @@ from mtpconvert.mapping import catalogue
 from mtpconvert.mapping.dims import Scope
 from mtpconvert.mapping.expand import Expansion, expand
 from mtpconvert.mapping.mtp import declared_mtp
+from mtpconvert.mapping.sites import sites_of, text_key
+from mtpconvert.tensors import TensorSpec
 from tests.support.command_line import Run
-from tests.support.draft_kinds import H, base, layer, trunk, vectors
+from tests.support.draft_kinds import base, layer, trunk, vectors
+from tests.support.family_tables import CASES, write_case
+from tests.support.sabotage import edit_json
 from tests.support.sparse import write_headers
+from tests.support.tiny import read_safetensors, write_safetensors
 
 # Others' rows have all of their tensors: the draft without their own file must make the same plan as that file.
 WHOLE = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
@@ -176,8 +181,8 @@ def test_prefixes_towers_and_mtp_of_a_model_with_vision(run: Run, tmp_path: Path
     """A trunk below another root, a vision tower, MTP layers whose joining tensors have names that no row has."""
     text = base("OddForConditionalGeneration", "odd", **SIZES, num_nextn_predict_layers=1)
     del text["architectures"]
-    config = {"architectures": ["OddForConditionalGeneration"], "text_config": text, **SIZES, "hidden_size": H,
-              "vocab_size": 16, "num_hidden_layers": 2}  # fmt: skip
+    config = {"architectures": ["OddForConditionalGeneration"], "vision_config": {"num_hidden_layers": 1}}
+    config["text_config"] = text
     shapes = trunk("model.language_model.") | layer("model.visual.layers.0.") | layer("mtp.layers.0.")
     shapes |= vectors("mtp.layers.0.", "odd_norm")
     hf = write_headers(tmp_path / "hf", config, shapes)
@@ -193,7 +198,9 @@ def test_prefixes_towers_and_mtp_of_a_model_with_vision(run: Run, tmp_path: Path
         "decoder.layers.{i}.", "mtp.layers.{i}.transformer_layer.",
     }  # fmt: skip
     assert "# not placed: mtp.layers.{i}.odd_norm.weight [8] BF16 x1" in result.out
-    assert result.out.count("# not placed: model.visual.layers.{i}.") == 9
+    assert (table["text"], table["passthrough"]) == ("text_config", ["model.visual."])
+    assert "model.visual.layers" not in result.out
+    assert "30 of 40 tensors placed, 9 set aside, 1 name patterns not" in result.err
     assert '"model.language_model.embed_tokens.weight"' in result.out
     assert result.last_line.endswith(
         "declared 1 (text_config.num_nextn_predict_layers), present 1; 10 tensors, 944 bytes"
@@ -245,3 +252,96 @@ def test_what_cannot_be_drafted(run: Run, tmp_path: Path) -> None:
     assert result.code == 0
     assert "# not placed: a.b [2] BF16 x1" in result.out
     assert "0 of 1 tensors placed" in result.err
+
+
+# MTP's tensors in each layout: Qwen's own projection and norms, layers behind the trunk's, several of them
+MTP = {"Qwen3.5 with vision": 15, "Qwen3-Next": 29, "K-EXAONE": 15, "GLM-4.7-Flash": 32, "Ling 2.0": 27, "MiMo": 32}
+
+
+@pytest.mark.parametrize("name", MTP)
+def test_all_mtp_tensors_are_counted_and_no_other(name: str, run: Run, tmp_path: Path) -> None:
+    """Counted by hand: the tensors that the case adds behind those of its trunk."""
+    case = CASES[name]
+    config, trunk = case.config(), case.trunk(case.config())
+    assert case.mtp is not None
+    added = {name for depth in range(case.depths) for name in case.mtp(config, trunk, depth)}
+    assert len(added) == MTP[name]
+    hf = write_case(name, tmp_path / "hf")
+    nbytes = sum(len(data) for tensor, (_, _, data) in read_safetensors(hf).items() if tensor in added)
+    expected = f"present {case.depths}; {len(added)} tensors, {nbytes:,} bytes"
+    assert run("inspect", hf).last_line.endswith(expected)
+    edit_json(hf / "config.json", lambda table: table.update(architectures=["FooBarForCausalLM"], model_type="foobar"))
+    assert run("mappings", "new", hf).last_line.endswith(expected)
+    assert run("inspect", hf).last_line.endswith(expected)
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5 with vision", "Qwen3-Next", "Ling 2.0"])
+def test_a_draft_converts_there_and_back(name: str, run: Run, tmp_path: Path) -> None:
+    """A nested config, a vision tower, one projection for all MTP layers, codecs: under a name that nobody knows."""
+    hf = write_case(name, tmp_path / "hf")
+    edit_json(hf / "config.json", lambda table: table.update(architectures=["FooBarForCausalLM"], model_type="foobar"))
+    draft = tmp_path / "draft.toml"
+    drafted = run("mappings", "new", hf, "-o", draft)
+    assert drafted.code == 0, drafted.err
+    assert "0 name patterns not; its rows are a bijection" in drafted.out
+    table = tomllib.loads(draft.read_text())
+    if "vision" in name:
+        assert (table["text"], table["passthrough"]) == ("text_config", ["model.visual."])
+        assert table["mtp"]["count"] == ["text_config.mtp_num_hidden_layers"]
+        assert "71 of 92 tensors placed, 21 set aside" in drafted.out
+    assert run("mappings", "check", draft, "--config", hf / "config.json").code == 0
+    there = run("hf2mcore", hf, tmp_path / "mc", "--mapping", draft)
+    assert there.code == 0, there.err
+    back = run("mcore2hf", tmp_path / "mc", tmp_path / "back", "--mapping", draft)
+    assert back.code == 0, back.err
+    assert read_safetensors(tmp_path / "back") == read_safetensors(hf)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "FooBarForCausalLM"])
+def test_what_is_left_of_mtp_without_a_layer(architecture: str, run: Run, tmp_path: Path) -> None:
+    """Only the projection and the three norms: no layer is present, and four tensors are."""
+    hf = write_case("Qwen3.5", tmp_path / "hf", architectures=[architecture])
+    tensors = {n: t for n, t in read_safetensors(hf).items() if not n.startswith("mtp.layers.")}
+    write_safetensors(hf / "model.safetensors", tensors)
+    left = [data for name, (_, _, data) in tensors.items() if name.startswith("mtp.")]
+    assert len(left) == 4
+    expected = f"present 0; 4 tensors, {sum(map(len, left)):,} bytes"
+    assert run("inspect", hf).last_line.endswith(expected)
+    mtp = run("inspect", hf, "--json").json["mtp"]
+    assert (mtp["present"], mtp["tensors"], mtp["bytes"]) == (0, 4, sum(map(len, left)))
+    assert run("mappings", "new", hf).last_line.endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"num_hidden_layers": 2}, None),
+        ({"num_hidden_layers": 2, "text_config": {"num_hidden_layers": 2}}, "text_config"),
+        ({"vision_config": {"num_hidden_layers": 2}, "llm_config": {"num_hidden_layers": 2}}, "llm_config"),
+        ({"vision_config": {"num_hidden_layers": 2, "vocab_size": 7},
+          "decoder": {"num_hidden_layers": 2, "vocab_size": 7}}, "decoder"),
+        ({"vision_config": {"num_hidden_layers": 2}}, None),
+    ],
+)  # fmt: skip
+def test_the_table_of_the_language_model(config: dict[str, object], key: str | None) -> None:
+    assert text_key(config) == key
+
+
+TOWERS = {
+    "model.visual.blocks.0.attn.qkv.weight": "model.visual.",
+    "vision_tower.vision_model.encoder.layers.3.mlp.fc1.weight": "vision_tower.",
+    "model.multi_modal_projector.linear.weight": "model.multi_modal_projector.",
+    "model.embed_vision.norm.weight": "model.embed_vision.",
+    "audio_tower.conv1.weight": "audio_tower.",
+    "mm_projector.0.weight": "mm_projector.",
+    "vision_language_model.layers.0.mlp.up_proj.weight": None,
+    "model.layers.0.visual_gate.weight": None,
+    "model.division.weight": None,
+    "transformer.encoder.layers.0.mlp.up_proj.weight": None,
+}
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_what_is_another_part_of_the_model(name: str) -> None:
+    sites = sites_of({name: TensorSpec(name, "BF16", (2,))}, 2)
+    assert [site.hf for site in sites if site.tower] == ([] if TOWERS[name] is None else [TOWERS[name]])

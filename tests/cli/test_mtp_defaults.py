@@ -49,6 +49,12 @@ def test_a_missing_count_that_readers_take_for_one(trunk: tuple[Config, Shapes],
     assert "--mtp-num-layers 1" in args.out
     assert args.last_line == "# MTP layers: declared nothing, to be launched with: 1"
     assert f"readers take it for 1 (transformers {CLASSES[config['architectures'][0]]}" in args.err
+    inspected = run("inspect", hf)
+    assert (inspected.code, inspected.last_line) == (
+        0,
+        f"MTP layers: declared nothing ({KEY}), present 0; 0 tensors, 0 bytes",
+    )
+    assert "and no MTP tensor is present: hf2mcore refuses that" in inspected.err
     assert run("plan", hf, "--mtp", "drop").code == 0
 
 
