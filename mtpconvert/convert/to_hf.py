@@ -33,6 +33,7 @@ from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.mapping.check import VOCAB_TENSORS
 from mtpconvert.mapping.dims import Scope
+from mtpconvert.mapping.kinds import without_mtp
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.mtp import present_in_mcore
 from mtpconvert.mapping.plan import Plan, plan_to_hf
@@ -128,8 +129,9 @@ def _opened(
         vocab_rows=rows,
         where=str(reader.root),
     )
-    if options.mtp == "drop" and plan.mtp.key is not None:
-        changes[plan.mtp.key] = 0
+    if options.mtp == "drop":
+        changes |= {} if plan.mtp.key is None else {plan.mtp.key: 0}
+        changes |= without_mtp(config, mapping.kinds, mapping.text)
     scope = mapping.scope(config, {"mtp_layers": len(present_in_mcore(reader.inventory()))})
     if rows is not None:
         scope.config = {**scope.config, "vocab_size": rows}

@@ -39,6 +39,7 @@ from mtpconvert.errors import CheckpointError, UsageError
 from mtpconvert.garbage import no_gc
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.mapping.dialect import DialectName, check_dialect, dialect_notes
+from mtpconvert.mapping.kinds import without_mtp
 from mtpconvert.mapping.model import Mapping
 from mtpconvert.mapping.plan import Plan, default_notes, mtp_names, plan_to_mcore, vocab_multiple
 from mtpconvert.mapping.versions import refuse_version
@@ -167,7 +168,7 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
         reader.check_scales()
     computed = ComputedReader(reader, plan.codecs)
     arguments = _arguments(opened, options)
-    changes = _config_changes(plan, options)
+    changes = _config_changes(opened, options)
     side_files = checked_side_files(source)
     notes = [
         *plan.notes,
@@ -214,11 +215,12 @@ def hf2mcore(source: Path, target: Path, options: ToMcore, callbacks: Callbacks)
     return Conversion(source, target, plan, moved, flags, changes, notes, options.dialect, audit)
 
 
-def _config_changes(plan: Plan, options: ToMcore) -> dict[str, Any]:
+def _config_changes(opened: HfSource, options: ToMcore) -> dict[str, Any]:
     """``--mtp drop`` writes an explicit 0: readers of several families take a missing count for 1."""
-    if options.mtp != "drop" or plan.mtp.key is None:
+    if options.mtp != "drop":
         return {}
-    return {plan.mtp.key: 0}
+    key, mapping = opened.plan.mtp.key, opened.mapping
+    return {**({} if key is None else {key: 0}), **without_mtp(opened.config, mapping.kinds, mapping.text)}
 
 
 def _arguments(opened: HfSource, options: ToMcore) -> dict[str, Plain]:

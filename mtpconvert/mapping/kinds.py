@@ -52,6 +52,20 @@ def of_trunk(table: Mapping[str, Any], kinds: Kinds, config_key: Callable[[str],
     return {**table, **cut} if cut else table
 
 
+def without_mtp(config: Mapping[str, Any], kinds: Kinds, text: str | None) -> dict[str, Any]:
+    """What to change in a config of which MTP is dropped: the lists that have entries behind the trunk's, cut.
+
+    ``text``: the table that holds them, None for the top. Keys are dotted.
+    """
+    table, path = (config, "") if text is None else (config[text], f"{text}.")
+    layers = table.get("num_hidden_layers")
+    return {
+        path + key: value[:layers]
+        for key in kinds
+        if isinstance(layers, int) and isinstance(value := table.get(key), list | str) and len(value) > layers
+    }
+
+
 def _check(key: str, value: list[Any] | str, known: tuple[str | int, ...], layers: int) -> None:
     for layer, kind in enumerate(value[:layers]):
         if kind not in known:

@@ -103,3 +103,24 @@ def test_entries_of_mtp_layers_there_and_back(name: str, run: Run, tmp_path: Pat
     back = run("mcore2hf", tmp_path / "mc", tmp_path / "back", "--audit", "bits")
     assert back.code == 0, back.err
     assert read_safetensors(tmp_path / "back") == read_safetensors(hf)
+
+
+@pytest.mark.parametrize("name", ["K-EXAONE", "Qwen3.5 with vision"])
+def test_entries_of_mtp_layers_go_with_them(name: str, run: Run, tmp_path: Path) -> None:
+    """transformers configuration_utils.py:validate_layer_type wants as many entries as layers; on either way."""
+    hf = write_case(name, tmp_path / "hf")
+    before = json.loads((hf / "config.json").read_text())
+    longer = changed(before, "layer_types", lambda values: [*values, values[-1]])
+    (hf / "config.json").write_text(json.dumps(longer))
+    drop = ("--mtp", "drop", "--audit", "headers")
+    there = run("hf2mcore", hf, tmp_path / "dropped", *drop)
+    assert there.code == 0, there.err
+    assert "layer_types = [" in there.out
+    assert run("hf2mcore", hf, tmp_path / "kept").code == 0
+    back = run("mcore2hf", tmp_path / "kept", tmp_path / "back", *drop)
+    assert back.code == 0, back.err
+    for folder in (tmp_path / "dropped" / "hf_assets", tmp_path / "back"):
+        after = json.loads((folder / "config.json").read_text())
+        assert (after.get("text_config") or after)["layer_types"] == (before.get("text_config") or before)[
+            "layer_types"
+        ]
