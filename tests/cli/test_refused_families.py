@@ -142,8 +142,19 @@ def test_an_unknown_architecture_names_the_closest_by_name_and_by_tensors(run: R
 
 
 def test_layers_of_a_trunk_are_no_draft(run: Run, tmp_path: Path) -> None:
-    """fc beside a trunk of another root is no EAGLE, numbers in names no Medusa."""
+    """fc beside a trunk of another root is no EAGLE, numbers in names no Medusa; nor is a bare trunk any EAGLE, with
+    only its last norm, its first norms, or norms of outputs."""
     config = base("OddForCausalLM", "odd")
+    bare = {name: shape for name, shape in trunk("").items() if not name.startswith("lm_head")}
+    inner = {name: shape for name, shape in bare.items() if "input_layernorm" not in name}
+    del inner["norm.weight"]
+    after = {"layers.0.post_feedforward_layernorm.weight": (8,)}
+    for number, shapes in enumerate(
+        (bare, inner | {"norm.weight": (8,)}, inner | after, inner | {"lm_head.weight": (16, 8)})
+    ):
+        result = run("plan", write_headers(tmp_path / f"bare {number}", config, shapes))
+        assert "no mapping file for the architecture" in result.err, result.err
+    assert "EAGLE-2 draft model, its projection" in run("plan", write_headers(tmp_path / "eagle", config, inner)).err
     for number, extra in enumerate(({"fc.weight": (8, 8)}, {"heads.0.1.weight": (8, 8)}, layer("model.midlayer2."))):
         result = run("plan", write_headers(tmp_path / f"{number}", config, trunk() | extra))
         assert "no mapping file for the architecture" in result.err, result.err
