@@ -54,7 +54,7 @@ DRAFTS = (
     ),
     Refused(
         "an EAGLE-1 or EAGLE-2 draft model", _EAGLE,
-        architectures=("*Eagle", "Eagle*ForCausalLM", "*EagleModel", "EagleDeepSeekMTPModel", "EagleSpeculator"),
+        architectures=("*Eagle", "Eagle*ForCausalLM", "*EagleModel", "EAGLEModel", "EagleDeepSeekMTP*", "EagleSpec*"),
         model_types=("eagle",), tensors=(r"^fc\.weight$", r"^layers\.\d+\."), by_tensors=True, draft=True,
     ),
     Refused(  # its projection lost: neither a norm before the first layer nor one after the last has ever been there
