@@ -53,7 +53,7 @@ KINDS = (
          named=("*Eagle3", "Eagle3*ForCausalLM", "*Eagle3Model", "Eagle3Speculator", "Peagle*", "eagle3")),
     Kind("eagle", "EAGLE layer", "EAGLE layers", (r"^fc\.weight$", r"^layers\.\d+\."), _LAYERS,
          True, _LAYER_COUNT,
-         named=("*Eagle", "Eagle*ForCausalLM", "*EagleModel", "EAGLEModel", "EagleDeepSeekMTP*", "EagleSpec*", "eagle")),
+         named=("*Eagle", "Eagle*ForCausalLM", "*EagleModel", "EAGLEModel", "EagleDeepSeek*", "EagleSpec*", "eagle")),
     Kind("eagle", "EAGLE layer", "EAGLE layers", (r"^layers\.\d+\.self_attn\.",), _LAYERS,
          True, _LAYER_COUNT, without=_NO_EAGLE),
     Kind("medusa", "Medusa head", "Medusa heads", (r"^(?:\w*medusa\w*\.)?\d+\.\d+\.(?:linear\.)?(?:weight|bias)$",),
