@@ -24,19 +24,21 @@ def run(
     world: int = 1,
     *,
     te: bool = False,
+    kernels: bool = False,
     timeout: float = 300,
     python: str = sys.executable,
     **arguments: Any,
 ) -> list[Any]:
     """Call ``job`` ("package.module:function") with ``arguments`` in ``world`` processes; its results in rank order.
 
-    Arguments and results travel as JSON (paths as strings). ``python``: the interpreter, where it is that of
-    another environment. Raises RankFailedError when a rank fails, TimeoutExpired when one hangs; no process outlives
-    the call.
+    Arguments and results travel as JSON (paths as strings). ``te``: with the stand-in, ``kernels``: with that of
+    ``te_kernels``. ``python``: the interpreter, where it is that of another environment. Raises RankFailedError when
+    a rank fails, TimeoutExpired when one hangs; no process outlives the call.
     """
     with tempfile.TemporaryDirectory(prefix="mtpconvert-ranks-") as name:
         scratch = Path(name)
-        (scratch / "job.json").write_text(json.dumps({"job": job, "arguments": arguments, "te": te}, default=str))
+        what = {"job": job, "arguments": arguments, "te": te, "kernels": kernels}
+        (scratch / "job.json").write_text(json.dumps(what, default=str))
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         processes = []
         for rank in range(world):
@@ -58,7 +60,11 @@ def run(
 
 def main(scratch: Path, rank: int, world: int) -> None:
     job = json.loads((scratch / "job.json").read_text())
-    if job["te"]:
+    if job["kernels"]:
+        from tests.support import te_kernels
+
+        te_kernels.install()
+    elif job["te"]:
         from tests.support import te_standin
 
         te_standin.install()
