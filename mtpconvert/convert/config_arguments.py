@@ -14,6 +14,7 @@ from mtpconvert.convert.argument_names import Plain
 from mtpconvert.convert.argument_rules import Facts, megatron_arguments, moe_layers
 from mtpconvert.convert.launch_flags import launch_flags, without_flag
 from mtpconvert.convert.stacked import is_stacked
+from mtpconvert.errors import MappingError
 from mtpconvert.mapping.catalogue import mapping_for
 from mtpconvert.mapping.dialect import DialectName, check_dialect, dialect_notes
 from mtpconvert.mapping.dims import Scope
@@ -73,6 +74,12 @@ def arguments_of(config: dict[str, Any], options: ArgsOptions) -> ConfigArgument
     MTP layers are those that the config declares. Raises NotRepresentableError, ConfigError, MappingError.
     """
     mapping = mapping_for(config, options.mapping)
+    if not mapping.arguments:
+        raise MappingError(
+            "the mapping has no [arguments], from which the flags are derived",
+            where=str(mapping.file),
+            next_step="write them: docs/mapping-format.md, Arguments",
+        )
     refuse_version(mapping, config, options.mcore_version)
     check_dialect(mapping, options.dialect, options.spec)
     declared = declared_mtp(config, mapping.mtp)

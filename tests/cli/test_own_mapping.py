@@ -43,6 +43,8 @@ def test_no_arguments_no_launch(source: Path, run: Run, memory: Path) -> None:
     document = run("hf2mcore", source, memory / "again", "--mapping", file, "--audit", "none", "--json").json
     assert document["launch_flags"] == []
     assert any("no [arguments]" in note for note in document["notes"])
+    flags = run("args", source, "--mapping", file)
+    assert (flags.code, flags.out, "has no [arguments]" in flags.err) == (3, "", True), flags.err
     back = run("mcore2hf", memory / "mcore", memory / "back", "--mapping", file)
     assert back.code == 0, back.err
     assert "the mapping has no [arguments]: of the checkpoint's, only those that change" in back.err
