@@ -285,6 +285,8 @@ def test_a_draft_converts_there_and_back(name: str, run: Run, tmp_path: Path) ->
     assert drafted.code == 0, drafted.err
     assert "0 name patterns not; its rows are a bijection" in drafted.out
     table = tomllib.loads(draft.read_text())
+    codecs = {row["hf"]: row["codec"] for rows in table["rows"].values() for row in rows if "codec" in row}
+    assert codecs == ({"linear_attn.norm.weight": "minus_one"} if "Qwen" in name else {})
     if "vision" in name:
         assert (table["text"], table["passthrough"]) == ("text_config", ["model.visual."])
         assert table["mtp"]["count"] == ["text_config.mtp_num_hidden_layers"]

@@ -99,7 +99,9 @@ def deepseek(draw: st.DrawFn) -> Case:
         "vocab_size": draw(st.integers(1, 13)),
         "tie_word_embeddings": draw(st.sampled_from([False, False, True])),
     }
-    left_out = some_of(draw, "attention_bias", "rope_interleave", "norm_topk_prob", "num_nextn_predict_layers")
+    left_out = some_of(draw, "attention_bias", "rope_interleave", "norm_topk_prob")
+    if mtp_layers:  # without the key, readers look for an MTP layer
+        left_out |= some_of(draw, "num_nextn_predict_layers")
     if not config["tie_word_embeddings"]:
         left_out |= some_of(draw, "tie_word_embeddings")
     return {
