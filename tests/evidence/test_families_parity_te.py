@@ -1,6 +1,6 @@
 """Families that megatron-core has in its Transformer Engine spec only compute the same in both frameworks on a CPU.
 
-Its own modules run on ``tests/support/te_kernels.py``; with one role of weights exchanged they must not agree.
+Its own modules run on ``tests/support/te_kernels.py``. With one thing made wrong in them the two must part, and where.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 
 from mtpconvert.evidence.differences import TOLERANCES, differences
 from mtpconvert.evidence.trace import Trace
-from tests.support import qwen_reference
+from tests.support import mtp_as_model
 from tests.support.family_tables import CASES, write_case
 from tests.support.frameworks_convert import to_mcore
 from tests.support.mcore_cpu import version
@@ -24,17 +24,32 @@ INSTALLED = version().rpartition(".")[0]
 # up to 2e-5 of the largest value at these layers; measured between the frameworks: 9.3e-6.
 TOLERANCE = replace(TOLERANCES["float32"], limit=5e-5)
 DELTA_NETS = ("Qwen3-Next", "Qwen3.5", "Qwen3.5-MoE")
-# what is made wrong in Megatron's weights, and the first point that must show it
+# what is made wrong in Megatron's model, and the first point that must show it
 DELTA_CONTROLS = {
     "two_value_heads": "layer 0",
     "alpha_and_beta": "layer 0",
     "values_and_gate": "layer 0",
     "norm_not_less_one": "layer 0",
+    "decay_and_bias": "layer 0",
+    "convolution_reversed": "layer 0",
     "query_and_gate": "layer 3",
     "halves_of_eh_proj": "MTP 1: eh_proj",
     "enorm_and_hnorm": "MTP 1: eh_proj",
 }
-CONTROLS = dict.fromkeys(DELTA_NETS, DELTA_CONTROLS)
+SPARSE_CONTROLS = {
+    "indexer_heads": "layer 0",
+    "indexer_rotary_part": "layer 0",
+    "indexer_other_pairs": "layer 0",
+    "keys_and_values": "layer 0",
+    "indexer_of_mtp": "MTP 1: layer",
+    "halves_of_eh_proj": "MTP 1: eh_proj",
+    "enorm_and_hnorm": "MTP 1: eh_proj",
+}
+# fewer keys than there are, so that the indexer decides; a size that a Hadamard matrix has; heads enough that no two
+# keys of a query score 0 alike, each of its heads cut off at 0
+SPARSE = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 8}
+CONTROLS = dict.fromkeys(DELTA_NETS, DELTA_CONTROLS) | dict.fromkeys(("DeepSeek-V3.2", "GLM-5.2"), SPARSE_CONTROLS)
+CONTROLS = {name: controls for name, controls in CONTROLS.items() if INSTALLED not in CASES[name].unsupported}
 
 
 @dataclass(frozen=True)
@@ -56,20 +71,18 @@ def outcomes() -> Iterator[dict[str, Outcome]]:
     """Of every case; one process builds, loads and runs Megatron's models."""
     with scratch() as root:
         wanted, runs = {}, []
-        for number, name in enumerate(CONTROLS):
-            folder = root / str(number)
-            source = write_case(name, folder / "hf", fill="normal")
-            tokens = torch.randint(
-                0, CASES[name].config()["vocab_size"], (2, LENGTH), generator=torch.Generator().manual_seed(7)
-            )
+        for number, (name, controls) in enumerate(CONTROLS.items()):
+            folder, changes = root / str(number), SPARSE if controls is SPARSE_CONTROLS else {}
+            source = write_case(name, folder / "hf", fill="normal", **changes)
+            vocabulary = CASES[name].config()["vocab_size"]
+            tokens = torch.randint(0, vocabulary, (2, LENGTH), generator=torch.Generator().manual_seed(7))
             (folder / "reference").mkdir()
-            wanted[name] = qwen_reference.trunk_and_mtp(source, folder / "reference", tokens)
-            directory = to_mcore(source, folder / "mcore", spec="te", mcore_version=INSTALLED)
+            wanted[name] = mtp_as_model.trunk_and_mtp(source, folder / "reference", tokens)
             runs.append(
                 {
-                    "directory": directory,
+                    "directory": to_mcore(source, folder / "mcore", spec="te", mcore_version=INSTALLED),
                     "tokens": tokens.tolist(),
-                    "controls": list(CONTROLS[name]),
+                    "controls": list(controls),
                     "out": folder / "traces.pt",
                 }
             )
@@ -90,5 +103,5 @@ def test_trunk_and_mtp(name: str, outcomes: dict[str, Outcome]) -> None:
 
 
 @pytest.mark.parametrize(("name", "control"), [(name, control) for name, of in CONTROLS.items() for control in of])
-def test_weights_of_another_role_are_seen(name: str, control: str, outcomes: dict[str, Outcome]) -> None:
+def test_what_is_made_wrong_is_seen(name: str, control: str, outcomes: dict[str, Outcome]) -> None:
     assert outcomes[name].first_departing(control) == CONTROLS[name][control]

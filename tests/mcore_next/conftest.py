@@ -11,6 +11,7 @@ pytest.register_assert_rewrite(
     "tests.audit.test_roles_megatron_kinds",
     "tests.evidence.test_families",
     "tests.evidence.test_families_parity",
+    "tests.evidence.test_families_parity_te",
     "tests.evidence.test_forward",
     "tests.evidence.test_load",
     "tests.evidence.test_parity",

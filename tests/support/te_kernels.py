@@ -101,9 +101,26 @@ def install() -> None:
     os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # TEDotProductAttention wants it with deterministic_mode
 
 
+def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """x @ H * scale along the last axis, H the Hadamard matrix in Sylvester's order; the size is a power of two."""
+    size = x.shape[-1]
+    assert size & (size - 1) == 0
+    matrix = torch.ones(1, 1, dtype=x.dtype)
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return x @ matrix * scale
+
+
+def rotate_activation(x: torch.Tensor) -> torch.Tensor:
+    """dsa.py:rotate_activation, which takes bfloat16 only since fast_hadamard_transform's kernel is used for that."""
+    return hadamard_transform(x, scale=x.shape[-1] ** -0.5)
+
+
 def torch_paths() -> None:
     """megatron-core's own torch in place of what it takes from Transformer Engine as functions, and no compiler."""
+    from megatron.core.transformer.experimental_attention_variant import dsa
     from megatron.core.transformer.moe import moe_utils
 
+    dsa.rotate_activation = rotate_activation
     moe_utils.te_general_gemm = None
     torch.compiler.set_stance("force_eager")
