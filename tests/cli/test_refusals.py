@@ -126,7 +126,12 @@ FROM_HF: dict[str, tuple[Harm, int, list[str]]] = {
     "a size that is no number": (config(hidden_size="36"), 5, ["'hidden_size' is '36' where an integer is needed"]),
     "a size of zero": (config(intermediate_size=0), 5, ["a tensor has no such shape", "dense_mlp.toml"]),
     "fewer layers in the config": (config(num_hidden_layers=2), 9, ["no place for MTP", "model.layers.2."]),
-    "more layers in the config": (config(num_hidden_layers=4), 8, ["missing", "model.layers.3.input_layernorm.weight"]),
+    "more layers in the config": (
+        config(num_hidden_layers=4, layer_types=["full_attention"] * 4),
+        8,
+        ["missing", "model.layers.3.input_layernorm.weight"],
+    ),
+    "more layers than a list has": (config(num_hidden_layers=4), 5, ["layer_types[3] is missing"]),
 }
 
 
