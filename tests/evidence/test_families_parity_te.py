@@ -23,7 +23,7 @@ INSTALLED = version().rpartition(".")[0]
 # A delta net magnifies rounding: transformers alone, its embedding changed by half a unit in the last place, moves by
 # up to 2e-5 of the largest value at these layers; measured between the frameworks: 9.3e-6.
 TOLERANCE = replace(TOLERANCES["float32"], limit=5e-5)
-DELTA_NETS = ("Qwen3-Next", "Qwen3.5", "Qwen3.5-MoE")
+DELTA_NETS = ("Qwen3-Next", "Qwen3.5", "Qwen3.5-MoE", "Qwen3.6-MoE as published")
 # what is made wrong in Megatron's model, and the first point that must show it
 DELTA_CONTROLS = {
     "two_value_heads": "layer 0",
@@ -74,9 +74,9 @@ def outcomes() -> Iterator[dict[str, Outcome]]:
         for number, (name, controls) in enumerate(CONTROLS.items()):
             folder, changes = root / str(number), SPARSE if controls is SPARSE_CONTROLS else {}
             source = write_case(name, folder / "hf", fill="normal", **changes)
-            vocabulary = CASES[name].config()["vocab_size"]
+            config = CASES[name].config()
+            vocabulary = config.get("text_config", config)["vocab_size"]
             tokens = torch.randint(0, vocabulary, (2, LENGTH), generator=torch.Generator().manual_seed(7))
-            (folder / "reference").mkdir()
             wanted[name] = mtp_as_model.trunk_and_mtp(source, folder / "reference", tokens)
             runs.append(
                 {

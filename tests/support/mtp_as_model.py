@@ -19,6 +19,8 @@ from mtpconvert.evidence.trace import Trace, depth_point
 from mtpconvert.evidence.transformers_model import TransformersModel, load_trunk, quiet_transformers
 from tests.support.tiny import read_safetensors, write_safetensors
 
+Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -53,6 +55,14 @@ SPARSE = Layout(
 )
 
 
+def written(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
+    """``folder``, new, with a checkpoint of these."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
 @torch.no_grad()
 def trunk_and_mtp(source: Path, scratch: Path, tokens: torch.Tensor) -> Trace:
     """Every point of trunk and of the one MTP layer of the HF directory ``source``; ``scratch``: a folder to write in.
@@ -60,6 +70,11 @@ def trunk_and_mtp(source: Path, scratch: Path, tokens: torch.Tensor) -> Trace:
     The projection reads [normed embedding ; normed hidden state], the latter after the trunk's final norm.
     """
     config, tensors = json.loads((source / "config.json").read_text()), read_safetensors(source)
+    if "text_config" in config:  # what is left beside vision, under the names of the model of text alone
+        text = config["architectures"][0].replace("ForConditionalGeneration", "ForCausalLM")
+        config = config["text_config"] | {"architectures": [text]}
+        tensors = {n.replace("language_model.", ""): of for n, of in tensors.items() if ".visual." not in n}
+        source = written(scratch / "text", config, tensors)
     layout = QWEN if any(name.startswith("mtp.") for name in tensors) else SPARSE
     number = config["num_hidden_layers"]
     main = load_trunk(source, list(tensors), dtype="float32")
@@ -72,9 +87,8 @@ def trunk_and_mtp(source: Path, scratch: Path, tokens: torch.Tensor) -> Trace:
     }
     shared = {name: tensors[name] for name in ("model.embed_tokens.weight", "lm_head.weight")}
     single = {"num_hidden_layers": 1, "num_nextn_predict_layers": 0}
-    (scratch / "config.json").write_text(json.dumps(config | single | layout.config))
-    write_safetensors(scratch / "model.safetensors", layer | shared | {"model.norm.weight": tensors[final_norm]})
-    body = load_trunk(scratch, [*layer, *shared], dtype="float32")
+    every = layer | shared | {"model.norm.weight": tensors[final_norm]}
+    body = load_trunk(written(scratch / "mtp", config | single | layout.config, every), list(every), dtype="float32")
 
     def weight(name: str) -> torch.Tensor:
         _, shape, data = tensors[name.format(number)]
