@@ -27,6 +27,11 @@ GATE_UP = '["mlp.gate_proj.weight", "mlp.up_proj.weight"]'
 MTP_PLACE = 'rows  = ["mla", "moe_mlp"]\neach  = "mtp"'
 
 
+def without_mtp_table(text: str) -> str:
+    begin = text.index("[mtp]\n")
+    return text[:begin] + text[text.index("\n\n", begin) :]
+
+
 def halves(hf: str) -> Callable[[str], str]:
     return lambda text: re.sub(rf'"rename"(, *hf = "{re.escape(hf)}")', r'"halves_swap"\1', text)
 
@@ -120,7 +125,7 @@ MAPPING_FAULTS = [
     row("MTP: the router's bias lacking", MLA, in_mtp_only(row_of("mlp.gate.e_score_correction_bias")), refused="MtpLostError", why_not=NO_MTP),
     row("MTP: only the first layer placed", MLA, replaced(('mtp    = ["0", "mtp_layers"]', 'mtp    = ["0", "1"]')), refused="MtpLostError", why_not=NO_MTP),
     row("MTP: places lacking", MLA, replaced(('each  = "mtp"\nhf    = "model.layers.{num_hidden_layers+i}."\nmcore = "mtp.layers.{i}.transformer_layer."', 'each  = "moe"\nhf    = "model.layers.{i}."\nmcore = "decoder.layers.{i}."')), refused="NotABijectionError", why_not=NO_MTP),
-    row("MTP: no [mtp] table", MLA, replaced(('[mtp]\ncount   = ["num_nextn_predict_layers"]\npresent = "model.layers.{num_hidden_layers+i}."\n', "")), refused="MtpLostError", why_not=NO_MTP),
+    row("MTP: no [mtp] table", MLA, without_mtp_table, refused="MtpLostError", why_not=NO_MTP),
     row("MTP: looked for under another prefix", MLA, replaced(('present = "model.layers.{num_hidden_layers+i}."', 'present = "model.mtp_layers.{i}."')), refused="MtpLostError", why_not=NO_MTP),
     row("MTP: sources of the two copies exchanged", MLA, exchanged('source = "model.embed_tokens.weight", dims', 'source = "lm_head.weight",            dims'), refused="NotRepresentableError", why_not=NO_MTP),
 ]  # fmt: skip
