@@ -31,11 +31,18 @@ def moving(target: Path) -> bool:
     return any(file.stat().st_blocks > 0 for file in target.with_name(f".{target.name}.partial").glob("*/*.distcp"))
 
 
+def all_stopped(pid: int) -> bool:
+    """Whether every thread stands still: proc_pid_stat(5), the state behind the name in brackets."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return all((thread / "stat").read_text().rpartition(") ")[2].startswith("T") for thread in threads)
+
+
 def caught(source: Path, target: Path, *options: str) -> subprocess.Popen[str]:
     """A conversion stopped (SIGSTOP) in the middle of its work, so that a busy machine cannot let it end first."""
     process = start("hf2mcore", source, target, "--audit", "none", *options)
     wait_for(lambda: moving(target), process)
     os.kill(process.pid, signal.SIGSTOP)
+    wait_for(lambda: all_stopped(process.pid), process)  # the signal is on its way while threads still run
     assert target.with_name(f".{target.name}.partial").exists(), "the conversion ended before it could be stopped"
     return process
 
