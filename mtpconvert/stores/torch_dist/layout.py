@@ -42,7 +42,8 @@ def targets(specs: Sequence[TensorSpec], stacked: Collection[str] | bool, local:
     Raises NotRepresentableError when layers that should share a key differ, or have no local spec.
     """
     names = local_names(spec.name for spec in specs) if local else {spec.name: spec.name for spec in specs}
-    found, groups = [], defaultdict(dict)  # type: ignore[var-annotated]
+    found: list[Target] = []
+    groups: defaultdict[str, dict[int, TensorSpec]] = defaultdict(dict)
     for spec in specs:
         match = _LAYER.fullmatch(names[spec.name])
         if match and (stacked is True or (stacked is not False and spec.name in stacked)):
