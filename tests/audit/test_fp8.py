@@ -10,6 +10,7 @@ import shutil
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,9 +194,9 @@ def test_bf16_of_fp8_is_a_warning_and_the_config_that_goes_with_it_is_right(side
 def test_bf16_beside_fp8_is_compared_by_value_where_it_is_bf16(sides: Sides, memory: Path) -> None:
     """MTP in bf16, trunk in FP8, and excluded as it should be; one value wrong, and one scale of the trunk."""
 
-    def harm(tensors: dict[str, torch.Tensor], config: dict[str, object]) -> None:
+    def harm(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
         plain(lambda name: name.startswith("model.layers.3."))(tensors, config)
-        config["quantization_config"]["modules_to_not_convert"] = ["model.layers.3.*"]  # type: ignore[index]
+        config["quantization_config"]["modules_to_not_convert"] = ["model.layers.3.*"]
         tensors[O_PROJ][7, 9] *= 2
         scale("model.layers.0.self_attn.o_proj.weight", lambda x: x * torch.tensor(1 + 2.0**-23))(tensors, config)
 

@@ -36,8 +36,9 @@ def made() -> Iterator[tuple[Path, Path]]:
 
 @pytest.fixture
 def pair(made: tuple[Path, Path]) -> Iterator[tuple[Path, Path]]:
+    hf, mcore = made
     with scratch() as root:
-        yield tuple(shutil.copytree(one, root / one.name) for one in made)  # type: ignore[misc]
+        yield shutil.copytree(hf, root / hf.name), shutil.copytree(mcore, root / mcore.name)
 
 
 def is_vision(name: str) -> bool:
